@@ -1,0 +1,197 @@
+"""TransformerXL's relative attention (Dai et al. 2019) over [compressed, recent, window], Algorithm 1 line 6.
+
+A query at slot i gives slot j the score
+
+    ((q_i + u)·k_j + (q_i + v)·r_{i-j}) / sqrt(K),      r_d = W_r R_d,
+
+where R_d is the sinusoid code of the distance d in slots, and u and v are learned per head.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from compressive.config import ModelConfig
+
+
+class Projected(NamedTuple):
+    """Queries of the window, keys and values of all slots."""
+
+    query: Tensor  # (B, H, T, K)
+    key: Tensor  # (B, H, N, K)
+    value: Tensor  # (B, H, N, K)
+
+
+class PositionTable(NamedTuple):
+    """The position code as one layer sees it: r for a run of distances, and its bias v."""
+
+    near: Tensor  # (H, distances, K)
+    near_bias: Tensor  # (H, K)
+    far: Tensor  # the same for compressed slots; the very same tensors where positions are shared
+    far_bias: Tensor
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention of a window over both memories and itself."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        D, H, K = config.d_model, config.n_heads, config.d_head
+        self.n_heads = H
+        self.dropout = config.attention_dropout
+        self.query = nn.Linear(D, D, bias=False)
+        self.key_value = nn.Linear(D, 2 * D, bias=False)
+        self.output = nn.Linear(D, D, bias=False)
+        self.relative = nn.Linear(D, D, bias=False)  # W_r
+        self.content_bias = nn.Parameter(torch.zeros(H, K))  # u
+        self.position_bias = nn.Parameter(torch.zeros(H, K))  # v
+        # The authors' released code gives compressed slots a W_r and v of their own; the paper does not speak of it.
+        self.separate = config.compressed_positions == "separate"
+        if self.separate:
+            self.far_relative = nn.Linear(D, D, bias=False)
+            self.far_position_bias = nn.Parameter(torch.zeros(H, K))
+
+    def project(self, window: Tensor, slots: Tensor) -> Projected:
+        """Queries from the window (B, T, D), keys and values from all slots (B, N, D), each projected once."""
+        key, value = self.key_value(slots).chunk(2, dim=-1)
+        return Projected(self._heads(self.query(window)), self._heads(key), self._heads(value))
+
+    def project_frozen(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of slots, with no gradient to the weights: Algorithm 2, line 5."""
+        key, value = F.linear(slots, self.key_value.weight.detach()).chunk(2, dim=-1)
+        return self._heads(key), self._heads(value)
+
+    def positions(self, code: Tensor) -> PositionTable:
+        """Give r for each row of the sinusoid code (distances, D)."""
+        near, near_bias = self._heads(self.relative(code)), self.position_bias
+        if not self.separate:
+            return PositionTable(near, near_bias, near, near_bias)
+        return PositionTable(near, near_bias, self._heads(self.far_relative(code)), self.far_position_bias)
+
+    def forward(
+        self,
+        projected: Projected,
+        code: Tensor,
+        memory_valid: Tensor,
+        segment_ids: Tensor | None,
+        n_compressed: int,
+        with_usage: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend; also return the mean attention each slot received, (B, N), when asked to.
+
+        `code` is the sinusoid code of the distances N-1 down to -T, as `sinusoids` gives it.
+        """
+        attended, usage = relative_attention(
+            projected,
+            self.content_bias,
+            self.positions(code),
+            memory_valid,
+            segment_ids,
+            n_compressed,
+            dropout=self.dropout if self.training else 0.0,
+            with_usage=with_usage,
+        )
+        return self.output(self.merge(attended)), usage
+
+    def merge(self, attended: Tensor) -> Tensor:
+        """(B, H, T, K) to (B, T, D)."""
+        return attended.transpose(-3, -2).flatten(-2)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(..., T, D) to (..., H, T, K)."""
+        return torch.unflatten(x, -1, (self.n_heads, -1)).transpose(-3, -2)
+
+
+def relative_attention(
+    projected: Projected,
+    content_bias: Tensor,
+    positions: PositionTable,
+    memory_valid: Tensor,
+    segment_ids: Tensor | None,
+    n_compressed: int,
+    dropout: float = 0.0,
+    with_usage: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend from a window to all slots: the readable backend, the oracle of every faster one.
+
+    content_bias (H, K); positions for the distances N-1 down to -T; memory_valid (B, C + M); segment_ids (B, T),
+    None where no document starts; n_compressed is C. Returns (B, H, T, K), and (B, N) the mean over heads and
+    queries of the attention each slot received, before dropout, or None.
+    """
+    query, key, value = projected
+    T, N = query.shape[-2], key.shape[-2]
+    content = (query + content_bias[:, None]) @ key.transpose(-1, -2)
+    # The rows of the table that slots [0, C) and [C, N) need for queries 0 to T-1.
+    far = (query + positions.far_bias[:, None]) @ positions.far[:, : n_compressed + T].transpose(-1, -2)
+    near = (query + positions.near_bias[:, None]) @ positions.near[:, n_compressed:].transpose(-1, -2)
+    position = torch.cat([relative_shift(far, n_compressed), relative_shift(near, N - n_compressed)], dim=-1)
+
+    scores = (content + position) / math.sqrt(query.shape[-1])
+    visible = visibility(memory_valid, segment_ids, T)
+    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(dim=-1)
+    usage = weights.mean(dim=(1, 2)) if with_usage else None
+    return F.dropout(weights, dropout).to(value.dtype) @ value, usage
+
+
+def relative_shift(scores: Tensor, n_slots: int) -> Tensor:
+    """Turn scores by distance (..., T, n_slots + T) into scores by slot (..., T, n_slots).
+
+    Columns go from the largest distance to the smallest, so slot j is found at column j + T-1-t for query t: each
+    query's row begins one column further left than the one before. Read as one long row, cut into rows
+    shorter by one, that shift happens by itself.
+    """
+    T, columns = scores.shape[-2:]
+    flat = scores.flatten(-2)[..., T - 1 : T - 1 + T * (columns - 1)]
+    return torch.unflatten(flat, -1, (T, columns - 1))[..., :n_slots]
+
+
+def visibility(memory_valid: Tensor, segment_ids: Tensor | None, n_queries: int) -> Tensor:
+    """Which slots each query sees, (B, T, N): valid memory and the window up to itself, of its own document."""
+    causal = memory_valid.new_ones(n_queries, n_queries).tril()
+    memory = memory_valid[:, None].expand(-1, n_queries, -1)
+    if segment_ids is None:
+        window = causal.expand(memory.shape[0], -1, -1)
+    else:
+        memory = memory & (segment_ids == 0)[:, :, None]
+        window = causal & (segment_ids[:, :, None] == segment_ids[:, None, :])
+    return torch.cat([memory, window], dim=-1)
+
+
+def step_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    content_bias: Tensor,
+    positions: PositionTable,
+    query_slot: Tensor,
+    visible: Tensor,
+    n_compressed: int,
+) -> tuple[Tensor, Tensor]:
+    """Attend from one position per lane to cached keys and values.
+
+    query (B, H, K); key and value (B, H, N, K); positions for the distances 0 to N-1; query_slot (B,), the slot
+    that each lane's query sits at; visible (B, N). Returns (B, H, K) and the attention weights averaged over
+    heads, (B, N).
+    """
+    slots = torch.arange(key.shape[-2], device=key.device)
+    distance = (query_slot[:, None] - slots).clamp(min=0)[:, None].expand(-1, query.shape[1], -1)
+    content = torch.einsum("bhk,bhnk->bhn", query + content_bias, key)
+    near = torch.einsum("bhk,hnk->bhn", query + positions.near_bias, positions.near)
+    far = near
+    if positions.far is not positions.near:
+        far = torch.einsum("bhk,hnk->bhn", query + positions.far_bias, positions.far)
+    position = torch.where(slots < n_compressed, far.gather(-1, distance), near.gather(-1, distance))
+    scores = (content + position) / math.sqrt(query.shape[-1])
+    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(dim=-1)
+    return torch.einsum("bhn,bhnk->bhk", weights.to(value.dtype), value), weights.mean(dim=1)
+
+
+def sinusoids(distances: Tensor, d_model: int, dtype: torch.dtype) -> Tensor:
+    """The code R of each distance, (distances, D): sines of falling frequency, then their cosines."""
+    precise = torch.promote_types(dtype, torch.float32)  # large angles need their bits
+    exponents = torch.arange(0, d_model, 2, device=distances.device, dtype=precise) / d_model
+    angles = distances.to(precise)[:, None] * 10000.0**-exponents
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)

@@ -1,0 +1,145 @@
+"""Every compression function f_c: old memories in, floor(n / c) compressed memories out (Algorithm 1, line 9).
+
+One interface: a compressor takes what was evicted and returns new slots with their visibility. Max, mean, conv,
+dilated and most-used are the paper's; the GRU and the learned-query attention follow its closing wish for
+other compressors.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from compressive.config import ModelConfig
+from compressive.model.memory import Evicted
+
+
+class Compressor(nn.Module):
+    """Makes one slot of every `rate` consecutive old ones, the oldest group first; a remainder is dropped."""
+
+    def __init__(self, config: ModelConfig, rate: int) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, old: Evicted) -> tuple[Tensor, Tensor]:
+        """Return new slots (B, n // c, D) and whether each may be seen (B, n // c).
+
+        A slot that a new document's start falls into, or that holds an unwritten memory, may not.
+        """
+        if old.slots.shape[1] < self.rate:
+            return old.slots[:, :0], old.valid[:, :0]
+        return self.compress(old.slots), self.groups(old.valid).all(dim=2)
+
+    def compress(self, slots: Tensor) -> Tensor:
+        """Turn (B, n, D) into (B, n // c, D)."""
+        raise NotImplementedError
+
+    def groups(self, x: Tensor) -> Tensor:
+        """(B, n, ...) to (B, n // c, c, ...)."""
+        count = x.shape[1] // self.rate
+        return torch.unflatten(x[:, : count * self.rate], 1, (count, self.rate))
+
+
+class MaxPooling(Compressor):
+    """The largest value of each feature."""
+
+    def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
+        return self.groups(slots).amax(dim=2)
+
+
+class MeanPooling(Compressor):
+    """The mean of each feature."""
+
+    def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
+        return self.groups(slots).mean(dim=2)
+
+
+class Convolution(Compressor):
+    """One-dimensional convolution with kernel and stride c, written as the matrix product that it is."""
+
+    def __init__(self, config: ModelConfig, rate: int) -> None:
+        super().__init__(config, rate)
+        self.kernel = nn.Linear(rate * config.d_model, config.d_model)
+
+    def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
+        new: Tensor = self.kernel(self.groups(slots).flatten(2))
+        return new
+
+
+class DilatedConvolution(Convolution):
+    """Three convolutions of width 3, dilated 1, 2 and 4, that keep the length; then the strided one."""
+
+    def __init__(self, config: ModelConfig, rate: int) -> None:
+        super().__init__(config, rate)
+        D = config.d_model
+        self.stack = nn.ModuleList(nn.Conv1d(D, D, 3, padding=d, dilation=d) for d in (1, 2, 4))
+
+    def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
+        x = slots.transpose(1, 2)
+        for convolution in self.stack:
+            x = F.relu(convolution(x))
+        return super().compress(x.transpose(1, 2))
+
+
+class MostUsed(Compressor):
+    """Keeps the n // c memories that received most attention while in memory, in order of time.
+
+    Memories that may not be seen come last; of equals the older is kept.
+    """
+
+    def forward(self, old: Evicted) -> tuple[Tensor, Tensor]:  # noqa: D102
+        assert old.usage is not None
+        rank = old.usage.masked_fill(~old.valid, -1)  # usage is never negative
+        order = rank.sort(dim=1, descending=True, stable=True).indices
+        kept = order[:, : rank.shape[1] // self.rate].sort(dim=1).values
+        slots = old.slots.gather(1, kept[..., None].expand(-1, -1, old.slots.shape[-1]))
+        return slots, old.valid.gather(1, kept)
+
+
+class RecurrentCompression(Compressor):
+    """A GRU reads each group, oldest first, and its last state, projected, is the slot."""
+
+    def __init__(self, config: ModelConfig, rate: int) -> None:
+        super().__init__(config, rate)
+        self.cell = nn.GRUCell(config.d_model, config.d_model)
+        # A GRU's state lies within (-1, 1), activations do not.
+        self.output = nn.Linear(config.d_model, config.d_model)
+
+    def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
+        groups = self.groups(slots)
+        members = groups.flatten(0, 1).unbind(dim=1)
+        state = torch.zeros_like(members[0])
+        for member in members:
+            state = self.cell(member, state)
+        return torch.unflatten(self.output(state), 0, groups.shape[:2])
+
+
+class AttentionPooling(Compressor):
+    """A learned query per head attends to the members of each group, told apart by a learned bias."""
+
+    def __init__(self, config: ModelConfig, rate: int) -> None:
+        super().__init__(config, rate)
+        D, H, K = config.d_model, config.n_heads, config.d_head
+        self.query = nn.Parameter(torch.zeros(H, K))
+        self.offset = nn.Parameter(torch.zeros(H, rate))
+        self.key_value = nn.Linear(D, 2 * D, bias=False)
+        self.output = nn.Linear(D, D, bias=False)
+
+    def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
+        H, K = self.query.shape
+        key, value = torch.unflatten(self.key_value(self.groups(slots)), -1, (2, H, K)).unbind(dim=-3)
+        scores = torch.einsum("hk,bgchk->bghc", self.query, key) / math.sqrt(K) + self.offset
+        new: Tensor = self.output(torch.einsum("bghc,bgchk->bghk", scores.softmax(dim=-1), value).flatten(2))
+        return new
+
+
+COMPRESSORS: dict[str, type[Compressor]] = {
+    "max": MaxPooling,
+    "mean": MeanPooling,
+    "conv": Convolution,
+    "dilated": DilatedConvolution,
+    "most_used": MostUsed,
+    "gru": RecurrentCompression,
+    "attention": AttentionPooling,
+}

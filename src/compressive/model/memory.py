@@ -1,0 +1,218 @@
+"""The two memories of every layer, as pure functions on an immutable `Memory` (Algorithm 1, lines 1-2 and 8-11).
+
+Both are first-in, first-out. A window of T activations enters `recent` at its new end and pushes the T oldest
+slots out; what compression makes of these enters `compressed` at its new end and pushes its oldest out.
+
+Every slot has a flag that says whether it may be seen. A slot becomes invisible for good when a new document
+starts after it (`starts`), and a compressed slot is visible only if all that it was made of is.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from compressive.config import ModelConfig, PerLayer
+from compressive.model.records import TensorRecord
+
+
+@dataclass(frozen=True)
+class LayerMemory(TensorRecord):
+    """What one layer remembers, oldest first."""
+
+    recent: Tensor  # (B, M, D)
+    compressed: Tensor  # (B, C, D)
+    recent_valid: Tensor  # (B, M), bool: may be seen
+    compressed_valid: Tensor  # (B, C), bool
+    usage: Tensor | None  # (B, M): attention received since the slot entered memory; only where compression wants it
+
+    def slots(self, window: Tensor) -> Tensor:
+        """All that a window attends to, (B, N, D), in the order of line 5: compressed, recent, window."""
+        return torch.cat([self.compressed, self.recent, window], dim=1)
+
+    def valid(self) -> Tensor:
+        """Which slots of both memories may be seen, (B, C + M)."""
+        return torch.cat([self.compressed_valid, self.recent_valid], dim=1)
+
+
+@dataclass(frozen=True)
+class Memory(TensorRecord):
+    """Both memories of all layers; immutable, so that a step that fails leaves it as it was."""
+
+    layers: tuple[LayerMemory, ...]
+    zeros_visible: bool  # whether slots that were never written are seen as zeros, or not at all
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch_size: int, device: torch.device, dtype: torch.dtype) -> Self:
+        """Zeros everywhere (lines 1-2)."""
+        visible = config.empty_memory == "zeros"
+
+        def layer(recent: int, compressed: int) -> LayerMemory:
+            zeros = torch.zeros(batch_size, recent, config.d_model, device=device, dtype=dtype)
+            valid = torch.full((batch_size, recent), visible, device=device)
+            return LayerMemory(
+                recent=zeros,
+                compressed=zeros.new_zeros(batch_size, compressed, config.d_model),
+                recent_valid=valid,
+                compressed_valid=valid.new_full((batch_size, compressed), visible),
+                usage=zeros.new_zeros(batch_size, recent) if config.compression == "most_used" else None,
+            )
+
+        sizes = zip(config.memory_sizes, config.compressed_sizes, strict=True)
+        return cls(tuple(layer(*size) for size in sizes), visible)
+
+    @property
+    def recent(self) -> tuple[Tensor, ...]:
+        """Recent memory, one (B, M, D) tensor per layer."""
+        return tuple(layer.recent for layer in self.layers)
+
+    @property
+    def compressed(self) -> tuple[Tensor, ...]:
+        """Compressed memory, one (B, C, D) tensor per layer."""
+        return tuple(layer.compressed for layer in self.layers)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of lanes."""
+        return self.layers[0].recent.shape[0]
+
+    def resize(self, memory_size: PerLayer | None = None, compressed_size: PerLayer | None = None) -> Self:
+        """Grow by empty slots or shrink by forgetting, at the old end; one size, or one per layer."""
+
+        def fit(x: Tensor, size: int | None, blank: float) -> Tensor:
+            if size is None:
+                return x
+            kept = x[:, max(0, x.shape[1] - size) :]
+            return F.pad(kept, (0, 0) * (x.ndim - 2) + (size - kept.shape[1], 0), value=blank)
+
+        def layer(old: LayerMemory, recent: int | None, compressed: int | None) -> LayerMemory:
+            return LayerMemory(
+                recent=fit(old.recent, recent, 0),
+                compressed=fit(old.compressed, compressed, 0),
+                recent_valid=fit(old.recent_valid, recent, self.zeros_visible),
+                compressed_valid=fit(old.compressed_valid, compressed, self.zeros_visible),
+                usage=None if old.usage is None else fit(old.usage, recent, 0),
+            )
+
+        sizes = zip(self.layers, self._per_layer(memory_size), self._per_layer(compressed_size), strict=True)
+        return dataclasses.replace(self, layers=tuple(layer(*size) for size in sizes))
+
+    def reset(self, lanes: Tensor) -> Self:
+        """Empty some lanes, given as a (B,) bool mask, as at time zero."""
+        if lanes.dtype != torch.bool or lanes.shape != (self.batch_size,):
+            raise ValueError(
+                f"lanes of type {lanes.dtype} and shape {tuple(lanes.shape)}: expected a bool mask "
+                f"of shape ({self.batch_size},), one flag per lane"
+            )
+
+        def clear(x: Tensor) -> Tensor:
+            blank = self.zeros_visible if x.dtype == torch.bool else 0
+            return x.masked_fill(lanes.view(-1, *[1] * (x.ndim - 1)), blank)
+
+        return self.map(clear)
+
+    def check(self, config: ModelConfig, batch_size: int, device: torch.device) -> None:
+        """Refuse to be used with another batch, model or device than it was made for."""
+        found = [(layer.recent.shape, layer.compressed.shape) for layer in self.layers]
+        if len(found) != config.n_layers:
+            raise ValueError(f"memory of {len(found)} layers: the model has {config.n_layers}; use its initial_memory")
+        for i, (recent, compressed) in enumerate(found):
+            for kind, shape, slots in (
+                ("recent", recent, config.memory_sizes[i]),
+                ("compressed", compressed, config.compressed_sizes[i]),
+            ):
+                if shape[0] != batch_size:
+                    raise ValueError(
+                        f"memory of batch size {shape[0]}: the input has {batch_size}; "
+                        f"make it with initial_memory(batch_size={batch_size})"
+                    )
+                if shape[1:] != (slots, config.d_model):
+                    raise ValueError(
+                        f"{kind} memory of layer {i} has {shape[1]} slots of width {shape[2]}: the model expects "
+                        f"{slots} of width {config.d_model}; use memory.resize, or the model's own initial_memory"
+                    )
+            if (self.layers[i].usage is not None) != (config.compression == "most_used"):
+                raise ValueError(
+                    f"memory of a model with another compression than {config.compression!r}: "
+                    "only most_used keeps usage; use the model's own initial_memory"
+                )
+        home = self.layers[0].recent.device
+        if home != device:
+            raise ValueError(f"memory on {home}: the input is on {device}; move it with memory.to({str(device)!r})")
+
+    def _per_layer(self, size: PerLayer | None) -> Sequence[int | None]:
+        return size if isinstance(size, tuple) else (size,) * len(self.layers)
+
+
+class Segments(NamedTuple):
+    """How new documents divide a window."""
+
+    ids: Tensor  # (B, T): how many documents have started in this window up to here
+    current: Tensor  # (B, T), bool: belongs to the document that the window ends in
+    unbroken: Tensor  # (B,), bool: no document started, so memory stays visible
+
+    @classmethod
+    def of(cls, starts: Tensor) -> Self:
+        """Read them off `starts` (B, T), bool."""
+        ids = starts.long().cumsum(dim=1)
+        return cls(ids, ids == ids[:, -1:], ids[:, -1] == 0)
+
+
+class Evicted(NamedTuple):
+    """What a window pushed out of recent memory."""
+
+    slots: Tensor  # (B, T, D), zero where not valid
+    valid: Tensor  # (B, T)
+    usage: Tensor | None  # (B, T)
+
+
+def push_recent(
+    memory: LayerMemory, window: Tensor, segments: Segments | None, received: Tensor | None
+) -> tuple[LayerMemory, Evicted]:
+    """Lines 8 and 10: the window enters, as many of the oldest slots leave.
+
+    Line 8 evicts m[:n_s], which takes n_m >= n_s for granted. Where the window is longer than the memory, the
+    activations that never fit are evicted with the rest and so compressed too: a departure, in the spirit of
+    the paper that nothing is discarded uncompressed.
+
+    `received` (B, M) is the mean attention that recent slots got from this window, added to their usage.
+    """
+    recent_valid, compressed_valid = memory.recent_valid, memory.compressed_valid
+    if segments is None:
+        window_valid = recent_valid.new_ones(window.shape[:2])
+    else:
+        window_valid = segments.current
+        recent_valid = recent_valid & segments.unbroken[:, None]
+        compressed_valid = compressed_valid & segments.unbroken[:, None]
+
+    old, recent = fifo(memory.recent, window.detach().to(memory.recent.dtype))
+    old_valid, recent_valid = fifo(recent_valid, window_valid)
+    old_usage, usage = None, memory.usage
+    if usage is not None and received is not None:
+        old_usage, usage = fifo(usage + received.detach(), usage.new_zeros(window.shape[:2]))
+
+    memory = LayerMemory(recent, memory.compressed, recent_valid, compressed_valid, usage)
+    return memory, Evicted(old.masked_fill(~old_valid[..., None], 0), old_valid, old_usage)
+
+
+def push_compressed(memory: LayerMemory, new: Tensor, new_valid: Tensor) -> LayerMemory:
+    """Line 11: new compressed slots (B, n, D) enter, the oldest leave."""
+    return dataclasses.replace(
+        memory,
+        compressed=fifo(memory.compressed, new.to(memory.compressed.dtype))[1],
+        compressed_valid=fifo(memory.compressed_valid, new_valid)[1],
+    )
+
+
+def fifo(slots: Tensor, new: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
+    """Push `new` into `slots` along `dim`; return what falls out, as many as came in, and what is in now."""
+    size, count = slots.shape[dim], new.shape[dim]
+    if count <= size:
+        out, stay = slots.split_with_sizes([count, size - count], dim)
+        return out, torch.cat([stay, new], dim)
+    passing, stay = new.split_with_sizes([count - size, size], dim)
+    return torch.cat([slots, passing], dim), stay

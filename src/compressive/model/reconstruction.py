@@ -1,0 +1,63 @@
+"""The auxiliary losses that train compression (section 3.2 of the paper).
+
+Both compare what was evicted with what compression made of it, and both are the mean squared difference of a
+layer: the paper writes a norm, which differs by the size of the tensor alone, and a mean keeps layers and
+window lengths comparable. Lanes where a new document started, and slots that may not be seen, do not count.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from compressive.config import ModelConfig
+from compressive.model.memory import Evicted
+
+
+def attention_reconstruction(
+    query: Tensor,
+    old: tuple[Tensor, Tensor],
+    new: tuple[Tensor, Tensor],
+    old_valid: Tensor,
+    new_valid: Tensor,
+    counts: Tensor,
+) -> Tensor:
+    """Algorithm 2, lines 6 and 8, for one layer: attention over the old memories against that over the new.
+
+    query (B, H, T, K); keys and values of the old and of the new slots, (B, H, n, K) each; counts (B,), bool: the
+    lanes whose memory this window could see. Only the new slots carry a gradient (lines 3-5): the caller
+    hands over the rest detached.
+    """
+    target = _content_attention(query, *old, old_valid)
+    difference = _content_attention(query, *new, new_valid) - target
+    per_lane = _precise(difference).square().mean(dim=(1, 2, 3))
+    return _mean_over(per_lane, counts & new_valid.any(dim=1))
+
+
+class Decoder(nn.Module):
+    """The auto-encoding loss and its learned g, a transposed convolution with kernel and stride c."""
+
+    def __init__(self, config: ModelConfig, rate: int) -> None:
+        super().__init__()
+        self.rate = rate
+        self.expand = nn.Linear(config.d_model, rate * config.d_model)
+
+    def forward(self, old: Evicted, new: Tensor, new_valid: Tensor, counts: Tensor) -> Tensor:
+        """Return || old - g(new) ||² per element, over the old memories that compression took in."""
+        restored = self.expand(new).unflatten(-1, (self.rate, -1)).flatten(1, 2)
+        difference = restored - old.slots[:, : restored.shape[1]]
+        per_slot = _precise(difference).square().mean(dim=-1)
+        return _mean_over(per_slot, (new_valid & counts[:, None]).repeat_interleave(self.rate, dim=1))
+
+
+def _content_attention(query: Tensor, key: Tensor, value: Tensor, valid: Tensor) -> Tensor:
+    """Line 6: softmax of the scaled products, no u, v or position; heads as in the layer."""
+    seen = valid | ~valid.any(dim=1, keepdim=True)  # a lane with nothing to see does not count, but must stay finite
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=seen[:, None, None])
+
+
+def _precise(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _mean_over(x: Tensor, counts: Tensor) -> Tensor:
+    return (x * counts).sum() / counts.sum().clamp(min=1)

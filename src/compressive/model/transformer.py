@@ -1,0 +1,340 @@
+"""Algorithm 1, top to bottom: the trunk that text, speech and the agent all stand on."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from compressive.config import ModelConfig
+from compressive.model.attention import PositionTable, Projected, RelativeAttention, sinusoids, step_attention
+from compressive.model.compression import COMPRESSORS
+from compressive.model.decoding import DecodingState, LayerCache
+from compressive.model.memory import (
+    Evicted,
+    LayerMemory,
+    Memory,
+    Segments,
+    fifo,
+    push_compressed,
+    push_recent,
+)
+from compressive.model.reconstruction import Decoder, attention_reconstruction
+
+
+class TrunkOutput(NamedTuple):
+    """What one window gives."""
+
+    hidden: Tensor  # (B, T, D)
+    memory: Memory
+    compression_loss: Tensor  # (), the sum over layers
+    compression_losses: Tensor  # (n_layers,)
+
+
+class Pushed(NamedTuple):
+    """A layer's memory after a window, what left recent memory, and what compression made of it."""
+
+    memory: LayerMemory
+    old: Evicted
+    new: Tensor  # (B, n, D)
+    new_valid: Tensor  # (B, n)
+
+
+class Layer(nn.Module):
+    """One layer: attention over both memories, an MLP, and its own compression."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        D, rate = config.d_model, config.compression_rates[index]
+        self.n_compressed = config.compressed_sizes[index]
+        self.n_recent = config.memory_sizes[index]
+        self.pre_norm = config.norm == "pre"
+        self.attention = RelativeAttention(config)
+        self.attention_norm = nn.LayerNorm(D)
+        self.mlp = nn.Sequential(
+            nn.Linear(D, config.d_ff), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(config.d_ff, D)
+        )
+        self.mlp_norm = nn.LayerNorm(D)
+        self.dropout = nn.Dropout(config.dropout)
+        self.loss = config.compression_loss
+        self.compression = COMPRESSORS[config.compression](config, rate) if self.n_compressed else None
+        if self.compression is not None and self.loss == "autoencoding":
+            self.compression_decoder = Decoder(config, rate)
+
+    def forward(
+        self, h: Tensor, memory: LayerMemory, code: Tensor, segments: Segments | None
+    ) -> tuple[Tensor, LayerMemory, Tensor]:
+        """Lines 5 to 12; returns the next layer's input, this layer's next memory and its compression loss."""
+        slots = self.attended(memory.slots(h))  # line 5
+        projected = self.attention.project(slots[:, -h.shape[1] :], slots)
+        attention, usage = self.attention(  # line 6
+            projected,
+            code,
+            memory.valid(),
+            None if segments is None else segments.ids,
+            self.n_compressed,
+            with_usage=memory.usage is not None,
+        )
+        received = None if usage is None else usage[:, self.n_compressed :][:, : self.n_recent]
+        pushed = self.push(memory, h, segments, received)  # lines 8 to 11
+        return self.mix(h, attention), pushed.memory, self.compression_loss(pushed, projected, segments)
+
+    def mix(self, h: Tensor, attention: Tensor) -> Tensor:
+        """Lines 7 and 12: skip connections, layer norms and the MLP."""
+        if self.pre_norm:
+            a = h + self.dropout(attention)
+            output: Tensor = a + self.dropout(self.mlp(self.mlp_norm(a)))
+        else:
+            a = self.attention_norm(h + self.dropout(attention))
+            output = self.mlp_norm(a + self.dropout(self.mlp(a)))
+        return output
+
+    def push(self, memory: LayerMemory, window: Tensor, segments: Segments | None, received: Tensor | None) -> Pushed:
+        """Lines 8 to 11: the window enters recent memory, what leaves it is compressed."""
+        memory, old = push_recent(memory, window, segments, received)
+        if self.compression is None:
+            return Pushed(memory, old, old.slots[:, :0], old.valid[:, :0])
+        new, new_valid = self.compression(old)  # line 9
+        # Only without a loss of its own is compression trained through the windows that follow (BPTT).
+        stored = new if self.loss == "none" else new.detach()
+        return Pushed(push_compressed(memory, stored, new_valid), old, new, new_valid)
+
+    def compression_loss(self, pushed: Pushed, projected: Projected, segments: Segments | None) -> Tensor:
+        """Algorithm 2, or auto-encoding: how much of the evicted memories survives compression."""
+        _, old, new, new_valid = pushed
+        if self.loss == "none" or new.shape[1] == 0:
+            return new.new_zeros(())
+        counts = new_valid.new_ones(new.shape[0]) if segments is None else segments.unbroken
+        if self.loss == "autoencoding":
+            loss: Tensor = self.compression_decoder(old, new, new_valid, counts)
+            return loss
+        # The evicted slots were projected for attention already: they follow the compressed ones (lines 3-6).
+        query, key, value = (x.detach() for x in projected)
+        evicted = slice(self.n_compressed, self.n_compressed + old.slots.shape[1])
+        return attention_reconstruction(
+            query,
+            (key[:, :, evicted], value[:, :, evicted]),
+            self.attention.project_frozen(self.attended_frozen(new)),
+            old.valid,
+            new_valid,
+            counts,
+        )
+
+    def attended(self, slots: Tensor) -> Tensor:
+        """Slots as attention sees them: pre-norm has its norm here, post-norm nothing."""
+        return self.attention_norm(slots) if self.pre_norm else slots
+
+    def attended_frozen(self, slots: Tensor) -> Tensor:
+        """The same with no gradient to the norm: Algorithm 2, line 5."""
+        norm = self.attention_norm
+        if not self.pre_norm:
+            return slots
+        return F.layer_norm(slots, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
+
+    def start_cache(self, memory: LayerMemory, code: Tensor, window: int) -> LayerCache:
+        """Project what is in memory, once, and leave room for a window."""
+        slots = torch.cat([memory.compressed, memory.recent], dim=1)
+        key, value = self.attention.project_frozen(self.attended_frozen(slots))
+        table = self.attention.positions(code)
+        return LayerCache(
+            key=F.pad(key, (0, 0, 0, window)),
+            value=F.pad(value, (0, 0, 0, window)),
+            window=slots.new_zeros(slots.shape[0], window, slots.shape[2]),
+            received=None if memory.usage is None else torch.zeros_like(memory.usage),
+            near=table.near,
+            far=table.far if self.attention.separate else None,
+        )
+
+    def step(
+        self, h: Tensor, memory: LayerMemory, cache: LayerCache, position: Tensor, start: Tensor
+    ) -> tuple[Tensor, LayerCache]:
+        """Lines 5 to 7 and 12 for one position per lane, h (B, D), written into the cache's window."""
+        lanes = torch.arange(h.shape[0], device=h.device)
+        slot = self.n_compressed + self.n_recent + position
+        query, key, value = (x[:, :, 0] for x in self.attention.project(*[self.attended(h[:, None])] * 2))  # (B, H, K)
+        cache.window[lanes, position] = h.to(cache.window.dtype)
+        cache.key[lanes, :, slot] = key.to(cache.key.dtype)
+        cache.value[lanes, :, slot] = value.to(cache.value.dtype)
+
+        offsets = torch.arange(cache.window.shape[1], device=h.device)
+        in_window = (offsets >= start[:, None]) & (offsets <= position[:, None])
+        visible = torch.cat([memory.valid() & (start < 0)[:, None], in_window], dim=1)
+        bias = self.attention.position_bias
+        table = PositionTable(cache.near, bias, cache.near, bias)
+        if cache.far is not None:
+            table = table._replace(far=cache.far, far_bias=self.attention.far_position_bias)
+        attended, weights = step_attention(
+            query,
+            cache.key,
+            cache.value,
+            self.attention.content_bias,
+            table,
+            slot,
+            visible,
+            self.n_compressed,
+        )
+        if cache.received is not None:
+            recent = weights[:, self.n_compressed :][:, : self.n_recent]
+            cache = dataclasses.replace(cache, received=cache.received + recent)
+        return self.mix(h, self.attention.output(attended.flatten(1))), cache
+
+    def end_window(self, memory: LayerMemory, cache: LayerCache, segments: Segments) -> tuple[LayerMemory, LayerCache]:
+        """Lines 8 to 11 for a window that was read step by step; only new compressed slots are projected."""
+        C, M, T = self.n_compressed, self.n_recent, cache.window.shape[1]
+        received = None if cache.received is None else cache.received / T
+        pushed = self.push(memory, cache.window, segments, received)
+        projected = self.attention.project_frozen(self.attended_frozen(pushed.new.to(memory.compressed.dtype)))
+
+        def shift(slots: Tensor, new: Tensor) -> Tensor:
+            compressed, recent, window = slots.split_with_sizes([C, M, T], dim=2)
+            kept = [fifo(compressed, new.to(slots.dtype), dim=2)[1], fifo(recent, window, dim=2)[1]]
+            return torch.cat([*kept, torch.zeros_like(window)], dim=2)
+
+        cache = dataclasses.replace(
+            cache,
+            key=shift(cache.key, projected[0]),
+            value=shift(cache.value, projected[1]),
+            received=None if cache.received is None else torch.zeros_like(cache.received),
+        )
+        return pushed.memory, cache
+
+
+class CompressiveTransformer(nn.Module):
+    """The Compressive Transformer from (B, T, D) to (B, T, D), with memory."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers: Sequence[Layer] = nn.ModuleList(  # type: ignore[assignment]
+            Layer(config, index) for index in range(config.n_layers)
+        )
+        self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Draw the matrices with variance 2 / (sqrt(n_layers)·fan_in), as the authors' released code does.
+
+        At 24 layers of width 1024 that is TransformerXL's 0.02. Compression, which does not grow with depth,
+        keeps the scale of its input instead.
+        """
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                gain = 1.0 if "compress" in name else 2 / math.sqrt(self.config.n_layers)
+                nn.init.normal_(module.weight, std=math.sqrt(gain / module.in_features))
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def initial_memory(self, batch_size: int) -> Memory:
+        """Lines 1 and 2: empty memories, on the model's device and in its type."""
+        weight = next(self.parameters())
+        return Memory.empty(self.config, batch_size, weight.device, weight.dtype)
+
+    def compressor_parameters(self) -> list[nn.Parameter]:
+        """Return what trains compression and nothing else: f_c and the auto-encoder's g."""
+        return [parameter for name, parameter in self.named_parameters() if "compress" in name]
+
+    def forward(self, x: Tensor, memory: Memory, starts: Tensor | None = None) -> TrunkOutput:
+        """Read a window x (B, T, D), T at most `window`; `starts` (B, T) marks where new documents begin."""
+        self._check(x, memory, starts)
+        T = x.shape[1]
+        segments = None if starts is None else Segments.of(starts)
+        furthest = T + max(map(sum, zip(self.config.memory_sizes, self.config.compressed_sizes, strict=True)))
+        code = self._code(torch.arange(furthest - 1, -T - 1, -1, device=x.device), x.dtype)
+        h = self.dropout(x)
+        memories, losses = [], []
+        for layer, layer_memory in zip(self.layers, memory.layers, strict=True):  # line 4
+            n_slots = layer.n_compressed + layer.n_recent + T
+            h, layer_memory, loss = layer(h, layer_memory, code[furthest - n_slots :], segments)
+            memories.append(layer_memory)
+            losses.append(loss)
+        per_layer = torch.stack(losses)
+        hidden = self.dropout(self.final_norm(h))
+        return TrunkOutput(hidden, Memory(tuple(memories), memory.zeros_visible), per_layer.sum(), per_layer)
+
+    @torch.no_grad()
+    def decoding_state(self, memory: Memory) -> DecodingState:
+        """Return the state to `step` from, at the beginning of a window: all of memory projected, once."""
+        weight, window = next(self.parameters()), self.config.window
+        memory = memory.detach()
+        memory.check(self.config, memory.batch_size, weight.device)
+        layers = []
+        for layer, layer_memory in zip(self.layers, memory.layers, strict=True):
+            distances = torch.arange(layer.n_compressed + layer.n_recent + window, device=weight.device)
+            layers.append(layer.start_cache(layer_memory, self._code(distances, weight.dtype), window))
+        position = torch.zeros(memory.batch_size, dtype=torch.long, device=weight.device)
+        return DecodingState(memory, tuple(layers), position, position - 1, window)
+
+    @torch.no_grad()
+    def step(self, x: Tensor, state: DecodingState, starts: Tensor | None = None) -> tuple[Tensor, DecodingState]:
+        """Read one position per lane, x (B, D), as the windowed pass would; `starts` (B,) marks new documents.
+
+        Works in constant time per position; the step that completes a window also pays for its compression.
+        """
+        _check_step(x, state, starts, self.config.d_model)
+        state = state.take()
+        start = state.start if starts is None else torch.where(starts, state.position, state.start)
+        h, caches = self.dropout(x), []
+        for layer, memory, cache in zip(self.layers, state.memory.layers, state.layers, strict=True):
+            h, cache = layer.step(h, memory, cache, state.position, start)
+            caches.append(cache)
+        state = dataclasses.replace(
+            state, layers=tuple(caches), position=state.position + 1, start=start, room=state.room - 1
+        )
+        if state.room == 0:
+            state = self._end_windows(state)
+        return self.dropout(self.final_norm(h)), state
+
+    def _end_windows(self, state: DecodingState) -> DecodingState:
+        """Push the windows of those lanes that have filled theirs."""
+        full = (state.position == self.config.window).nonzero().squeeze(1)
+        part = state.select(full) if len(full) < len(state.position) else state
+        offsets = torch.arange(self.config.window, device=full.device)
+        segments = Segments.of(offsets == part.start[:, None])
+        layers = zip(self.layers, part.memory.layers, part.layers, strict=True)
+        memories, caches = zip(
+            *[layer.end_window(memory, cache, segments) for layer, memory, cache in layers], strict=True
+        )
+        part = dataclasses.replace(
+            part,
+            memory=dataclasses.replace(part.memory, layers=memories),
+            layers=caches,
+            position=torch.zeros_like(part.position),
+            start=torch.full_like(part.start, -1),
+        )
+        state = state.put(full, part) if len(full) < len(state.position) else part
+        return dataclasses.replace(state, room=self.config.window - int(state.position.max()))
+
+    def _code(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
+        """Sinusoid code of the distances, with TransformerXL's dropout on it."""
+        code: Tensor = self.dropout(sinusoids(distances, self.config.d_model, dtype))
+        return code
+
+    def _check(self, x: Tensor, memory: Memory, starts: Tensor | None) -> None:
+        """Refuse input of the wrong shape before anything is done with it."""
+        D, window = self.config.d_model, self.config.window
+        if x.ndim != 3 or x.shape[2] != D:
+            raise ValueError(f"input of shape {tuple(x.shape)}: expected (batch, time, d_model={D})")
+        if not 1 <= x.shape[1] <= window:
+            raise ValueError(
+                f"time={x.shape[1]}: expected 1 to window={window}; cut the text into windows and carry the memory"
+            )
+        if starts is not None and (starts.dtype != torch.bool or starts.shape != x.shape[:2]):
+            raise ValueError(
+                f"starts of type {starts.dtype} and shape {tuple(starts.shape)}: expected a bool mask of the "
+                f"input's (batch, time) = {tuple(x.shape[:2])}"
+            )
+        memory.check(self.config, x.shape[0], x.device)
+
+
+def _check_step(x: Tensor, state: DecodingState, starts: Tensor | None, d_model: int) -> None:
+    lanes = len(state.position)
+    if x.shape != (lanes, d_model):
+        raise ValueError(f"input of shape {tuple(x.shape)}: expected ({lanes} lanes of the state, d_model={d_model})")
+    if starts is not None and (starts.dtype != torch.bool or starts.shape != (lanes,)):
+        raise ValueError(
+            f"starts of type {starts.dtype} and shape {tuple(starts.shape)}: expected a bool mask of shape ({lanes},)"
+        )

@@ -1,0 +1,123 @@
+"""What several tests need: small models in float64, random tokens, the way from a model to the reference."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compressive import CompressiveLM, Memory, ModelConfig
+
+COMPRESSIONS = ["max", "mean", "conv", "dilated", "most_used", "gru", "attention"]
+TRAINABLE = ["conv", "dilated", "gru", "attention"]
+
+
+def tiny_config(**values: Any) -> ModelConfig:
+    """A model that runs in milliseconds, with every size different from the others."""
+    defaults = {
+        "vocab_size": 11, "n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12,
+        "window": 4, "memory_size": 6, "compressed_size": 3, "compression_rate": 2,
+    }  # fmt: skip
+    return ModelConfig(**(defaults | values))
+
+
+def build(config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float64) -> CompressiveLM:
+    """A model whose every parameter, biases and gains included, is random: nothing cancels by being zero."""
+    torch.manual_seed(seed)
+    model = CompressiveLM(config).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def random_tokens(config: ModelConfig, batch: int, time: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(config.vocab_size, (batch, time), generator=generator)
+
+
+def windows_of(tokens: Tensor, size: int) -> tuple[Tensor, ...]:
+    return tokens.split(size, dim=1)
+
+
+def run_windows(model: CompressiveLM, windows: Any, memory: Memory, starts: Any = None) -> Iterator[Any]:
+    """Read windows one after the other, memory carried."""
+    for i, window in enumerate(windows):
+        out = model(window, memory, starts=None if starts is None else starts[i])
+        memory = out.memory
+        yield out
+
+
+def reference_config(config: ModelConfig) -> SimpleNamespace:
+    plain = {name: getattr(config, name) for name in vars(config)}
+    return SimpleNamespace(
+        **plain
+        | {
+            "memory_size": config.memory_sizes,
+            "compressed_size": config.compressed_sizes,
+            "compression_rate": config.compression_rates,
+        }
+    )
+
+
+def reference_params(model: CompressiveLM) -> dict[str, Any]:
+    """The model's weights in the reference's layout, which multiplies rows from the left: x @ W."""
+
+    def array(x: Tensor) -> np.ndarray:
+        return x.detach().double().numpy()
+
+    def matrix(linear: nn.Linear) -> np.ndarray:
+        return array(linear.weight).T
+
+    config = model.config
+    params: dict[str, Any] = {"embedding": array(model.embedding.table), "output_bias": array(model.embedding.bias)}
+    if config.norm == "pre":
+        norm = model.trunk.final_norm
+        params |= {"final_gain": array(norm.weight), "final_bias": array(norm.bias)}
+    params["layers"] = []
+    for layer in model.trunk.layers:
+        attention, compression = layer.attention, layer.compression
+        Wk, Wv = np.split(matrix(attention.key_value), 2, axis=1)
+        values = {
+            "Wq": matrix(attention.query), "Wk": Wk, "Wv": Wv, "Wo": matrix(attention.output),
+            "Wr": matrix(attention.relative), "u": array(attention.content_bias), "v": array(attention.position_bias),
+            "ln1_gain": array(layer.attention_norm.weight), "ln1_bias": array(layer.attention_norm.bias),
+            "ln2_gain": array(layer.mlp_norm.weight), "ln2_bias": array(layer.mlp_norm.bias),
+            "W1": matrix(layer.mlp[0]), "b1": array(layer.mlp[0].bias),
+            "W2": matrix(layer.mlp[3]), "b2": array(layer.mlp[3].bias),
+            "compressor": None if compression is None else compressor_params(config, compression),
+        }  # fmt: skip
+        if attention.separate:
+            values |= {"Wr_far": matrix(attention.far_relative), "v_far": array(attention.far_position_bias)}
+        if compression is not None and config.compression_loss == "autoencoding":
+            expand = layer.compression_decoder.expand
+            values["decoder"] = {"W": matrix(expand), "b": array(expand.bias)}
+        params["layers"].append(values)
+    return params
+
+
+def compressor_params(config: ModelConfig, compression: nn.Module) -> dict[str, Any]:
+    def array(x: Tensor) -> np.ndarray:
+        return x.detach().double().numpy()
+
+    D, kind = config.d_model, config.compression
+    params: dict[str, Any] = {}
+    if kind in ("conv", "dilated"):
+        params["kernel"] = array(compression.kernel.weight).T.reshape(compression.rate, D, D)
+        params["bias"] = array(compression.kernel.bias)
+    if kind == "dilated":
+        params["stack"] = [(array(conv.weight).transpose(2, 1, 0), array(conv.bias)) for conv in compression.stack]
+    if kind == "gru":
+        for side, letter in (("ih", "i"), ("hh", "h")):
+            weights = np.split(array(getattr(compression.cell, f"weight_{side}")).T, 3, axis=1)
+            biases = np.split(array(getattr(compression.cell, f"bias_{side}")), 3)
+            for gate, weight, bias in zip("rzn", weights, biases, strict=True):
+                params[f"W_{letter}{gate}"], params[f"b_{letter}{gate}"] = weight, bias
+        params["W_out"], params["b_out"] = array(compression.output.weight).T, array(compression.output.bias)
+    if kind == "attention":
+        params["Wk"], params["Wv"] = np.split(array(compression.key_value.weight).T, 2, axis=1)
+        params["Wo"] = array(compression.output.weight).T
+        params["query"], params["offset"] = array(compression.query), array(compression.offset)
+    return params
