@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,8 @@ from compressive.model.memory import (
 from compressive.model.reconstruction import Decoder, attention_reconstruction
 
 
-class TrunkOutput(NamedTuple):
+@dataclass(frozen=True)
+class TrunkOutput:
     """What one window gives."""
 
     hidden: Tensor  # (B, T, D)
@@ -291,22 +293,28 @@ class CompressiveTransformer(nn.Module):
     def _end_windows(self, state: DecodingState) -> DecodingState:
         """Push the windows of those lanes that have filled theirs."""
         full = (state.position == self.config.window).nonzero().squeeze(1)
-        part = state.select(full) if len(full) < len(state.position) else state
-        offsets = torch.arange(self.config.window, device=full.device)
-        segments = Segments.of(offsets == part.start[:, None])
-        layers = zip(self.layers, part.memory.layers, part.layers, strict=True)
-        memories, caches = zip(
-            *[layer.end_window(memory, cache, segments) for layer, memory, cache in layers], strict=True
-        )
-        part = dataclasses.replace(
-            part,
-            memory=dataclasses.replace(part.memory, layers=memories),
-            layers=caches,
-            position=torch.zeros_like(part.position),
-            start=torch.full_like(part.start, -1),
-        )
-        state = state.put(full, part) if len(full) < len(state.position) else part
+        if len(full) == len(state.position):
+            state = self._end_window(state)
+        elif len(full) > 0:
+            state = state.put(full, self._end_window(state.select(full)))
         return dataclasses.replace(state, room=self.config.window - int(state.position.max()))
+
+    def _end_window(self, state: DecodingState) -> DecodingState:
+        """Push the window of every lane, all being full."""
+        offsets = torch.arange(self.config.window, device=state.start.device)
+        segments = Segments.of(offsets == state.start[:, None])
+        memories, caches = [], []
+        for layer, memory, cache in zip(self.layers, state.memory.layers, state.layers, strict=True):
+            memory, cache = layer.end_window(memory, cache, segments)
+            memories.append(memory)
+            caches.append(cache)
+        return dataclasses.replace(
+            state,
+            memory=dataclasses.replace(state.memory, layers=tuple(memories)),
+            layers=tuple(caches),
+            position=torch.zeros_like(state.position),
+            start=torch.full_like(state.start, -1),
+        )
 
     def _code(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
         """Sinusoid code of the distances, with TransformerXL's dropout on it."""

@@ -1,0 +1,113 @@
+"""Embeddings at both ends: tied weights, adaptive bands, log-probabilities without all logits."""
+
+import pytest
+import torch
+from helpers import build, random_tokens, tiny_config
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from compressive import ModelConfig
+from compressive.model import embedding as module
+from compressive.model.embedding import AdaptiveEmbedding, TiedEmbedding, build_embedding, linear_nll
+
+PLAIN = tiny_config(vocab_size=23)
+ADAPTIVE = tiny_config(vocab_size=23, adaptive_cutoffs=(5, 12), adaptive_factor=2)
+
+
+@pytest.fixture(params=[PLAIN, ADAPTIVE], ids=["plain", "adaptive"])
+def model(request):
+    return build(request.param)
+
+
+def test_the_configuration_chooses(model):
+    kind = AdaptiveEmbedding if model.config.adaptive_cutoffs else TiedEmbedding
+    assert type(model.embedding) is kind
+
+
+def test_input_and_output_share_their_weights(model):
+    names = dict(model.embedding.named_parameters())
+    widths = 8 * 23 if type(model.embedding) is TiedEmbedding else 8 * 5 + 4 * 7 + 2 * 11 + 8 * 4 + 8 * 2 + 2 * 8 + 2
+    assert sum(p.numel() for p in names.values()) == widths + 23
+
+
+def test_embedding_looks_tokens_up():
+    model = build(ADAPTIVE)
+    tables, projections = model.embedding.tables, model.embedding.projections
+    got = model.embedding(torch.tensor([3, 7, 22])) / 8**0.5
+    torch.testing.assert_close(got[0], tables[0][3])
+    torch.testing.assert_close(got[1], projections[0] @ tables[1][7 - 5])
+    torch.testing.assert_close(got[2], projections[1] @ tables[2][22 - 12])
+
+
+def test_adaptive_logits_are_log_probabilities():
+    model = build(ADAPTIVE)
+    logits = model.embedding.logits(torch.randn(4, 8, dtype=torch.float64))
+    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(4, dtype=torch.float64))
+
+
+def test_nll_is_that_of_the_logits(model, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 60)  # a few rows at a time
+    tokens, targets = random_tokens(model.config, 3, 4), random_tokens(model.config, 3, 4, seed=1)
+    memory = model.initial_memory(3)
+    out, scored = model(tokens, memory), model(tokens, memory, targets=targets)
+    want = F.cross_entropy(out.logits.flatten(0, 1), targets.flatten(), reduction="none").view(3, 4)
+    torch.testing.assert_close(scored.nll, want)
+    assert scored.logits is None
+    assert out.nll is None
+
+    weight = torch.randn(3, 4, dtype=torch.float64)
+    parameters = [p for n, p in model.named_parameters() if "compress" not in n]
+    got = torch.autograd.grad((scored.nll * weight).sum(), parameters)
+    for g, w in zip(got, torch.autograd.grad((want * weight).sum(), parameters), strict=True):
+        torch.testing.assert_close(g, w)
+
+
+def test_nll_gradients_are_right():
+    torch.manual_seed(0)
+    hidden, weight, bias = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((5, 3), (7, 3), (7,)))
+    target = torch.tensor([0, 6, -1, 3, 3])
+    assert torch.autograd.gradcheck(linear_nll, (hidden, weight, bias, target))
+    assert linear_nll(hidden, weight, bias, target)[2] == 0
+    torch.library.opcheck(module._linear_nll, (hidden, weight, bias, target))
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that an operation gives; our own operators, which hide theirs, are run in the open."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "compressive":
+            operator = module._linear_nll_backward if "backward" in func.name() else module._linear_nll
+            with self:
+                return operator._init_fn(*args)
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.numel = max(self.numel, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("cutoffs", [(), (500, 2000)])
+def test_nll_never_builds_all_logits(cutoffs, monkeypatch):
+    config = ModelConfig(vocab_size=5000, d_model=4, n_heads=1, n_layers=1, adaptive_cutoffs=cutoffs, adaptive_factor=2)
+    embedding = build_embedding(config)
+    hidden = torch.randn(2, 64, 4, requires_grad=True)
+    targets = random_tokens(config, 2, 64)
+    monkeypatch.setattr(module, "CHUNK", 30_000)
+    with Largest() as chunked:
+        embedding.nll(hidden, targets).sum().backward()
+    with Largest() as whole:
+        embedding.logits(hidden)
+    assert whole.numel >= 2 * 64 * 5000
+    assert 25_000 <= chunked.numel <= 30_000
+
+
+def test_a_band_costs_its_own_tokens_only():
+    config = tiny_config(vocab_size=2000, adaptive_cutoffs=(10,), adaptive_factor=2)
+    embedding = build_embedding(config)
+    hidden = torch.randn(1, 500, 8)
+    targets = torch.zeros(1, 500, dtype=torch.long)
+    targets[0, :3] = 1999
+    with Largest() as seen:
+        embedding.nll(hidden, targets)
+    assert 3 * 1990 <= seen.numel < 10 * 1990

@@ -1,0 +1,141 @@
+"""The two FIFOs: what enters, what leaves, what may be seen; resizing, resetting, saving."""
+
+import pytest
+import torch
+from helpers import build, random_tokens, run_windows, tiny_config, windows_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressive import Memory
+from compressive.model.memory import Segments, fifo, push_recent
+
+
+@given(size=st.integers(0, 6), pushes=st.lists(st.integers(0, 8), max_size=6))
+@settings(deadline=None)
+def test_a_fifo_gives_back_everything_in_order(size, pushes):
+    slots, stream, left, clock = torch.full((1, size), -1), [], [], 0
+    for count in pushes:
+        new = torch.arange(clock, clock + count)[None]
+        clock += count
+        out, slots = fifo(slots, new)
+        assert out.shape[1] == count
+        assert slots.shape[1] == size
+        left += out[0].tolist()
+    stream = [-1] * size + list(range(clock))
+    assert left + slots[0].tolist() == stream
+
+
+def filled(config, batch=2, windows=5):
+    model = build(config)
+    tokens = random_tokens(config, batch, windows * config.window)
+    with torch.no_grad():
+        outs = list(run_windows(model, windows_of(tokens, config.window), model.initial_memory(batch)))
+    return model, outs[-1].memory
+
+
+def equal(a: Memory, b: Memory):
+    a, b = a.state_dict(), b.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_shapes_follow_the_configuration_layer_by_layer():
+    config = tiny_config(memory_size=(6, 2), compressed_size=(0, 5), compression_rate=(1, 4))
+    _, memory = filled(config)
+    assert [tuple(x.shape) for x in memory.recent] == [(2, 6, 8), (2, 2, 8)]
+    assert [tuple(x.shape) for x in memory.compressed] == [(2, 0, 8), (2, 5, 8)]
+
+
+@pytest.mark.parametrize("empty", ["zeros", "masked"])
+def test_empty_memory_is_zeros_seen_or_not(empty):
+    memory = build(tiny_config(empty_memory=empty)).initial_memory(2)
+    for layer in memory.layers:
+        assert not layer.recent.any()
+        assert not layer.compressed.any()
+        assert layer.valid().all() == (empty == "zeros")
+        assert layer.valid().any() == (empty == "zeros")
+
+
+def test_reset_empties_some_lanes_and_leaves_the_others():
+    for empty in ("zeros", "masked"):
+        model, memory = filled(tiny_config(empty_memory=empty, compression="most_used"), batch=3)
+        reset = memory.reset(torch.tensor([False, True, False]))
+        others = torch.tensor([0, 2])
+        assert equal(reset.select(others), memory.select(others))
+        assert equal(reset.select(torch.tensor([1])), model.initial_memory(1))
+        assert not equal(reset, memory)
+    with pytest.raises(ValueError, match=r"expected a bool mask of shape \(3,\)"):
+        memory.reset(torch.tensor([1]))
+
+
+def test_resizing_keeps_the_newest_and_adds_empty_slots_at_the_old_end():
+    for empty in ("zeros", "masked"):
+        _, memory = filled(tiny_config(empty_memory=empty, compression="most_used"))
+        larger = memory.resize(memory_size=9, compressed_size=(4, 8))
+        layer, old = larger.layers[1], memory.layers[1]
+        assert layer.recent.shape[1] == layer.usage.shape[1] == 9
+        assert layer.compressed.shape[1] == 8
+        assert not layer.recent[:, :3].any()
+        assert not layer.usage[:, :3].any()
+        assert layer.recent_valid[:, :3].all() == (empty == "zeros")
+        assert torch.equal(layer.recent[:, 3:], old.recent)
+        assert equal(larger.resize(6, 3), memory)
+        smaller = memory.resize(memory_size=2).layers[0]
+        assert torch.equal(smaller.recent, memory.layers[0].recent[:, -2:])
+        assert torch.equal(smaller.compressed, memory.layers[0].compressed)
+
+
+def test_saved_and_restored(tmp_path):
+    for compression in ("conv", "most_used"):
+        _, memory = filled(tiny_config(compression=compression))
+        memory.save(tmp_path / "memory.safetensors")
+        assert equal(Memory.load(tmp_path / "memory.safetensors"), memory)
+
+
+def test_memory_carries_no_graph_and_no_extra_storage():
+    config = tiny_config()
+    model = build(config).train()
+    out = model(random_tokens(config, 2, 4), model.initial_memory(2))
+    for name, tensor in out.memory.state_dict().items():
+        assert not tensor.requires_grad, name
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size(), name
+
+
+def test_a_start_hides_what_came_before_it():
+    config = tiny_config(memory_size=6, empty_memory="zeros")
+    layer = build(config).initial_memory(2).layers[0]
+    starts = torch.tensor([[False, False, True, False], [False] * 4])
+    segments = Segments.of(starts)
+    assert segments.ids.tolist() == [[0, 0, 1, 1], [0] * 4]
+    memory, old = push_recent(layer, torch.ones(2, 4, 8), segments, None)
+    assert memory.recent_valid.tolist() == [[False] * 4 + [True] * 2, [True] * 6]
+    assert memory.compressed_valid.tolist() == [[False] * 3, [True] * 3]
+    assert old.valid.tolist() == [[False] * 4, [True] * 4]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_layers": 3}, r"memory of 2 layers: the model has 3"),
+        ({"d_model": 16}, r"recent memory of layer 0 has 6 slots of width 8: the model expects 6 of width 16"),
+        ({"memory_size": (6, 7)}, r"recent memory of layer 1 has 6 slots .* expects 7 .*memory\.resize"),
+        ({"compressed_size": 4}, r"compressed memory of layer 0 has 3 slots .* expects 4"),
+        ({"compression": "most_used"}, r"another compression than 'most_used'"),
+    ],
+)
+def test_a_memory_of_another_model_is_refused(change, message):
+    memory = build(tiny_config()).initial_memory(2)
+    model = build(tiny_config(**change))
+    with pytest.raises(ValueError, match=message):
+        model(random_tokens(model.config, 2, 4), memory)
+    with pytest.raises(ValueError, match=message):
+        model.decoding_state(memory)
+
+
+def test_a_memory_of_another_batch_or_device_is_refused():
+    model = build(tiny_config())
+    with pytest.raises(
+        ValueError, match=r"memory of batch size 3: the input has 2; make it with initial_memory\(batch"
+    ):
+        model(random_tokens(model.config, 2, 4), model.initial_memory(3))
+    with pytest.raises(ValueError, match=r"memory on meta: the input is on cpu; move it with memory\.to\('cpu'\)"):
+        model(random_tokens(model.config, 2, 4), model.initial_memory(2).to("meta"))
