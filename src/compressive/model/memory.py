@@ -209,10 +209,13 @@ def push_compressed(memory: LayerMemory, new: Tensor, new_valid: Tensor) -> Laye
 
 
 def fifo(slots: Tensor, new: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
-    """Push `new` into `slots` along `dim`; return what falls out, as many as came in, and what is in now."""
+    """Push `new` into `slots` along `dim`; return what falls out, as many as came in, and what is in now.
+
+    What is in now shares no storage with `new`, which may be a buffer that is written to again.
+    """
     size, count = slots.shape[dim], new.shape[dim]
     if count <= size:
         out, stay = slots.split_with_sizes([count, size - count], dim)
         return out, torch.cat([stay, new], dim)
     passing, stay = new.split_with_sizes([count - size, size], dim)
-    return torch.cat([slots, passing], dim), stay
+    return torch.cat([slots, passing], dim), stay.clone()

@@ -199,6 +199,7 @@ class Layer(nn.Module):
             cache,
             key=shift(cache.key, projected[0]),
             value=shift(cache.value, projected[1]),
+            window=torch.zeros_like(cache.window),  # the old one stays as it is for states that still hold it
             received=None if cache.received is None else torch.zeros_like(cache.received),
         )
         return pushed.memory, cache
