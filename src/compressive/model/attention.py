@@ -25,13 +25,19 @@ class Projected(NamedTuple):
     value: Tensor  # (B, H, N, K)
 
 
-class PositionTable(NamedTuple):
-    """The position code as one layer sees it: r for a run of distances, and its bias v."""
+class Positions(NamedTuple):
+    """The position code r of a run of distances, (H, distances, K): for most slots, and for compressed ones."""
 
-    near: Tensor  # (H, distances, K)
-    near_bias: Tensor  # (H, K)
-    far: Tensor  # the same for compressed slots; the very same tensors where positions are shared
-    far_bias: Tensor
+    near: Tensor
+    far: Tensor  # the very same tensor where positions are shared
+
+
+class Biases(NamedTuple):
+    """What is added to a query, (H, K), before it meets keys and before it meets position codes."""
+
+    content: Tensor  # u
+    near: Tensor  # v
+    far: Tensor  # v for compressed slots
 
 
 class RelativeAttention(nn.Module):
@@ -64,12 +70,15 @@ class RelativeAttention(nn.Module):
         key, value = F.linear(slots, self.key_value.weight.detach()).chunk(2, dim=-1)
         return self._heads(key), self._heads(value)
 
-    def positions(self, code: Tensor) -> PositionTable:
+    def positions(self, code: Tensor) -> Positions:
         """Give r for each row of the sinusoid code (distances, D)."""
-        near, near_bias = self._heads(self.relative(code)), self.position_bias
-        if not self.separate:
-            return PositionTable(near, near_bias, near, near_bias)
-        return PositionTable(near, near_bias, self._heads(self.far_relative(code)), self.far_position_bias)
+        near = self._heads(self.relative(code))
+        return Positions(near, self._heads(self.far_relative(code)) if self.separate else near)
+
+    def biases(self) -> Biases:
+        """Give u and both v."""
+        far = self.far_position_bias if self.separate else self.position_bias
+        return Biases(self.content_bias, self.position_bias, far)
 
     def forward(
         self,
@@ -86,7 +95,7 @@ class RelativeAttention(nn.Module):
         """
         attended, usage = relative_attention(
             projected,
-            self.content_bias,
+            self.biases(),
             self.positions(code),
             memory_valid,
             segment_ids,
@@ -107,8 +116,8 @@ class RelativeAttention(nn.Module):
 
 def relative_attention(
     projected: Projected,
-    content_bias: Tensor,
-    positions: PositionTable,
+    biases: Biases,
+    positions: Positions,
     memory_valid: Tensor,
     segment_ids: Tensor | None,
     n_compressed: int,
@@ -117,16 +126,16 @@ def relative_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend from a window to all slots: the readable backend, the oracle of every faster one.
 
-    content_bias (H, K); positions for the distances N-1 down to -T; memory_valid (B, C + M); segment_ids (B, T),
-    None where no document starts; n_compressed is C. Returns (B, H, T, K), and (B, N) the mean over heads and
+    positions for the distances N-1 down to -T; memory_valid (B, C + M); segment_ids (B, T), None where no document
+    starts; n_compressed is C. Returns (B, H, T, K), and (B, N) the mean over heads and
     queries of the attention each slot received, before dropout, or None.
     """
     query, key, value = projected
     T, N = query.shape[-2], key.shape[-2]
-    content = (query + content_bias[:, None]) @ key.transpose(-1, -2)
+    content = (query + biases.content[:, None]) @ key.transpose(-1, -2)
     # The rows of the table that slots [0, C) and [C, N) need for queries 0 to T-1.
-    far = (query + positions.far_bias[:, None]) @ positions.far[:, : n_compressed + T].transpose(-1, -2)
-    near = (query + positions.near_bias[:, None]) @ positions.near[:, n_compressed:].transpose(-1, -2)
+    far = (query + biases.far[:, None]) @ positions.far[:, : n_compressed + T].transpose(-1, -2)
+    near = (query + biases.near[:, None]) @ positions.near[:, n_compressed:].transpose(-1, -2)
     position = torch.cat([relative_shift(far, n_compressed), relative_shift(near, N - n_compressed)], dim=-1)
 
     scores = (content + position) / math.sqrt(query.shape[-1])
@@ -164,8 +173,8 @@ def step_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    content_bias: Tensor,
-    positions: PositionTable,
+    biases: Biases,
+    positions: Positions,
     query_slot: Tensor,
     visible: Tensor,
     n_compressed: int,
@@ -178,11 +187,11 @@ def step_attention(
     """
     slots = torch.arange(key.shape[-2], device=key.device)
     distance = (query_slot[:, None] - slots).clamp(min=0)[:, None].expand(-1, query.shape[1], -1)
-    content = torch.einsum("bhk,bhnk->bhn", query + content_bias, key)
-    near = torch.einsum("bhk,hnk->bhn", query + positions.near_bias, positions.near)
+    content = torch.einsum("bhk,bhnk->bhn", query + biases.content, key)
+    near = torch.einsum("bhk,hnk->bhn", query + biases.near, positions.near)
     far = near
     if positions.far is not positions.near:
-        far = torch.einsum("bhk,hnk->bhn", query + positions.far_bias, positions.far)
+        far = torch.einsum("bhk,hnk->bhn", query + biases.far, positions.far)
     position = torch.where(slots < n_compressed, far.gather(-1, distance), near.gather(-1, distance))
     scores = (content + position) / math.sqrt(query.shape[-1])
     weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(dim=-1)

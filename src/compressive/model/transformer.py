@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
-from compressive.model.attention import PositionTable, Projected, RelativeAttention, sinusoids, step_attention
+from compressive.model.attention import Positions, Projected, RelativeAttention, sinusoids, step_attention
 from compressive.model.compression import COMPRESSORS
 from compressive.model.decoding import DecodingState, LayerCache
 from compressive.model.memory import (
@@ -53,6 +53,7 @@ class Layer(nn.Module):
         D, rate = config.d_model, config.compression_rates[index]
         self.n_compressed = config.compressed_sizes[index]
         self.n_recent = config.memory_sizes[index]
+        self.n_memory = self.n_compressed + self.n_recent
         self.pre_norm = config.norm == "pre"
         self.attention = RelativeAttention(config)
         self.attention_norm = nn.LayerNorm(D)
@@ -70,7 +71,7 @@ class Layer(nn.Module):
         self, h: Tensor, memory: LayerMemory, code: Tensor, segments: Segments | None
     ) -> tuple[Tensor, LayerMemory, Tensor]:
         """Lines 5 to 12; returns the next layer's input, this layer's next memory and its compression loss."""
-        slots = self.attended(memory.slots(h))  # line 5
+        slots = self.normed(memory.slots(h))  # line 5
         projected = self.attention.project(slots[:, -h.shape[1] :], slots)
         attention, usage = self.attention(  # line 6
             projected,
@@ -80,7 +81,7 @@ class Layer(nn.Module):
             self.n_compressed,
             with_usage=memory.usage is not None,
         )
-        received = None if usage is None else usage[:, self.n_compressed :][:, : self.n_recent]
+        received = None if usage is None else usage[:, self.n_compressed : self.n_memory]
         pushed = self.push(memory, h, segments, received)  # lines 8 to 11
         return self.mix(h, attention), pushed.memory, self.compression_loss(pushed, projected, segments)
 
@@ -119,17 +120,17 @@ class Layer(nn.Module):
         return attention_reconstruction(
             query,
             (key[:, :, evicted], value[:, :, evicted]),
-            self.attention.project_frozen(self.attended_frozen(new)),
+            self.attention.project_frozen(self.normed_frozen(new)),
             old.valid,
             new_valid,
             counts,
         )
 
-    def attended(self, slots: Tensor) -> Tensor:
+    def normed(self, slots: Tensor) -> Tensor:
         """Slots as attention sees them: pre-norm has its norm here, post-norm nothing."""
         return self.attention_norm(slots) if self.pre_norm else slots
 
-    def attended_frozen(self, slots: Tensor) -> Tensor:
+    def normed_frozen(self, slots: Tensor) -> Tensor:
         """The same with no gradient to the norm: Algorithm 2, line 5."""
         norm = self.attention_norm
         if not self.pre_norm:
@@ -139,15 +140,15 @@ class Layer(nn.Module):
     def start_cache(self, memory: LayerMemory, code: Tensor, window: int) -> LayerCache:
         """Project what is in memory, once, and leave room for a window."""
         slots = torch.cat([memory.compressed, memory.recent], dim=1)
-        key, value = self.attention.project_frozen(self.attended_frozen(slots))
-        table = self.attention.positions(code)
+        key, value = self.attention.project_frozen(self.normed_frozen(slots))
+        positions = self.attention.positions(code)
         return LayerCache(
             key=F.pad(key, (0, 0, 0, window)),
             value=F.pad(value, (0, 0, 0, window)),
             window=slots.new_zeros(slots.shape[0], window, slots.shape[2]),
             received=None if memory.usage is None else torch.zeros_like(memory.usage),
-            near=table.near,
-            far=table.far if self.attention.separate else None,
+            near=positions.near,
+            far=positions.far if self.attention.separate else None,
         )
 
     def step(
@@ -155,8 +156,9 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, LayerCache]:
         """Lines 5 to 7 and 12 for one position per lane, h (B, D), written into the cache's window."""
         lanes = torch.arange(h.shape[0], device=h.device)
-        slot = self.n_compressed + self.n_recent + position
-        query, key, value = (x[:, :, 0] for x in self.attention.project(*[self.attended(h[:, None])] * 2))  # (B, H, K)
+        slot = self.n_memory + position
+        x = self.normed(h[:, None])
+        query, key, value = (projected.squeeze(2) for projected in self.attention.project(x, x))  # (B, H, K)
         cache.window[lanes, position] = h.to(cache.window.dtype)
         cache.key[lanes, :, slot] = key.to(cache.key.dtype)
         cache.value[lanes, :, slot] = value.to(cache.value.dtype)
@@ -164,22 +166,12 @@ class Layer(nn.Module):
         offsets = torch.arange(cache.window.shape[1], device=h.device)
         in_window = (offsets >= start[:, None]) & (offsets <= position[:, None])
         visible = torch.cat([memory.valid() & (start < 0)[:, None], in_window], dim=1)
-        bias = self.attention.position_bias
-        table = PositionTable(cache.near, bias, cache.near, bias)
-        if cache.far is not None:
-            table = table._replace(far=cache.far, far_bias=self.attention.far_position_bias)
+        positions = Positions(cache.near, cache.near if cache.far is None else cache.far)
         attended, weights = step_attention(
-            query,
-            cache.key,
-            cache.value,
-            self.attention.content_bias,
-            table,
-            slot,
-            visible,
-            self.n_compressed,
+            query, cache.key, cache.value, self.attention.biases(), positions, slot, visible, self.n_compressed
         )
         if cache.received is not None:
-            recent = weights[:, self.n_compressed :][:, : self.n_recent]
+            recent = weights[:, self.n_compressed : self.n_memory]
             cache = dataclasses.replace(cache, received=cache.received + recent)
         return self.mix(h, self.attention.output(attended.flatten(1))), cache
 
@@ -188,7 +180,7 @@ class Layer(nn.Module):
         C, M, T = self.n_compressed, self.n_recent, cache.window.shape[1]
         received = None if cache.received is None else cache.received / T
         pushed = self.push(memory, cache.window, segments, received)
-        projected = self.attention.project_frozen(self.attended_frozen(pushed.new.to(memory.compressed.dtype)))
+        projected = self.attention.project_frozen(self.normed_frozen(pushed.new.to(memory.compressed.dtype)))
 
         def shift(slots: Tensor, new: Tensor) -> Tensor:
             compressed, recent, window = slots.split_with_sizes([C, M, T], dim=2)
@@ -245,13 +237,13 @@ class CompressiveTransformer(nn.Module):
         self._check(x, memory, starts)
         T = x.shape[1]
         segments = None if starts is None else Segments.of(starts)
-        furthest = T + max(map(sum, zip(self.config.memory_sizes, self.config.compressed_sizes, strict=True)))
-        code = self._code(torch.arange(furthest - 1, -T - 1, -1, device=x.device), x.dtype)
+        most_slots = max(layer.n_memory for layer in self.layers) + T
+        code = self._code(torch.arange(most_slots - 1, -T - 1, -1, device=x.device), x.dtype)
         h = self.dropout(x)
         memories, losses = [], []
         for layer, layer_memory in zip(self.layers, memory.layers, strict=True):  # line 4
-            n_slots = layer.n_compressed + layer.n_recent + T
-            h, layer_memory, loss = layer(h, layer_memory, code[furthest - n_slots :], segments)
+            distances = code[most_slots - (layer.n_memory + T) :]
+            h, layer_memory, loss = layer(h, layer_memory, distances, segments)
             memories.append(layer_memory)
             losses.append(loss)
         per_layer = torch.stack(losses)
@@ -266,7 +258,7 @@ class CompressiveTransformer(nn.Module):
         memory.check(self.config, memory.batch_size, weight.device)
         layers = []
         for layer, layer_memory in zip(self.layers, memory.layers, strict=True):
-            distances = torch.arange(layer.n_compressed + layer.n_recent + window, device=weight.device)
+            distances = torch.arange(layer.n_memory + window, device=weight.device)
             layers.append(layer.start_cache(layer_memory, self._code(distances, weight.dtype), window))
         position = torch.zeros(memory.batch_size, dtype=torch.long, device=weight.device)
         return DecodingState(memory, tuple(layers), position, position - 1, window)
