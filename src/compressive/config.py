@@ -1,4 +1,6 @@
-"""What a model is made of: one dataclass, checked in one place, with presets as TOML files.
+"""What a model and its training are made of: dataclasses, checked in one place, with presets as TOML files.
+
+A field's doc line is its help on the command line.
 
 Nothing here imports torch, so that a command line can show its help at once.
 """
@@ -16,6 +18,7 @@ CompressionLoss = Literal["attention", "autoencoding", "none"]
 CompressedPositions = Literal["shared", "separate"]
 EmptyMemory = Literal["zeros", "masked"]
 Norm = Literal["post", "pre"]
+Precision = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,112 @@ class ModelConfig:
         return (value,) * self.n_layers if isinstance(value, int) else value
 
 
+@dataclass(frozen=True)
+class DataConfig:
+    """Which text to train on."""
+
+    corpus: str = "enwik8"
+    """Name of a corpus that `compressive data prepare` has written."""
+    data_dir: str = "data"
+    """Folder that holds prepared corpora."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train: the paper's protocol by default, for characters."""
+
+    steps: int = 104_000
+    """How many steps to train for; one step reads `unroll` windows in every lane."""
+    batch: int = 32
+    """Lanes: contiguous streams of the corpus that are read side by side, each with its memory."""
+    unroll: int = 1
+    """Windows per step through which gradients flow; 2 trains compression by BPTT."""
+    learning_rate: float = 3e-4
+    """Highest learning rate, reached when warm-up ends."""
+    initial_learning_rate: float = 1e-6
+    """Learning rate of the first step."""
+    final_learning_rate: float = 1e-6
+    """Learning rate when the cosine decay ends, and from then on."""
+    warmup_steps: int = 4_000
+    """Steps of linear warm-up."""
+    decay_steps: int = 100_000
+    """Steps of cosine decay after the warm-up."""
+    clip: float = 0.1
+    """Largest gradient norm, for the model and for its compressors apart."""
+    update_every: int = 4
+    """Average gradients over so many steps per update, once `update_every_from` is reached."""
+    update_every_from: int = 60_000
+    """Step from which `update_every` holds; before it every step is an update."""
+    precision: Precision = "fp32"
+    """Arithmetic of the matrix products: fp32, or bf16 by autocast with weights and memory in fp32."""
+    compile: bool = False
+    """Compile the model; takes a minute or so at the start."""
+    device: str = "auto"
+    """Where to run: auto takes a GPU if there is one."""
+    seed: int = 0
+    """Seed of the weights and of dropout."""
+    log_every: int = 50
+    """Steps between lines of metrics."""
+    eval_every: int = 1_000
+    """Steps between evaluations on the validation split; 0 for none."""
+    eval_tokens: int = 500_000
+    """How much of the validation split such an evaluation reads."""
+    sample_every: int = 5_000
+    """Steps between text samples; 0 for none."""
+    sample_tokens: int = 400
+    """Length of a sample in tokens."""
+    checkpoint_every: int = 1_000
+    """Steps between checkpoints."""
+    tensorboard: bool = False
+    """Also write metrics for TensorBoard."""
+    wandb: bool = False
+    """Also send metrics to Weights & Biases."""
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        zero_allowed = ("warmup_steps", "update_every_from", "seed", "eval_every", "sample_every")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name in zero_allowed else 1
+            if field.type is int:
+                _require(_is_int(value) and value >= least, field.name, value, f"a whole number of at least {least}")
+            elif field.type is float:
+                _require(isinstance(value, int | float) and value > 0, field.name, value, "a number above 0")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A training run: model, data and training."""
+
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        trainable = self.model.compression not in ("max", "mean", "most_used") and any(self.model.compressed_sizes)
+        if trainable and self.model.compression_loss == "none" and self.train.unroll == 1:
+            raise ValueError(
+                f"compression={self.model.compression!r} with compression_loss='none' and unroll=1: nothing would "
+                "train the compressor; give it a loss (attention, autoencoding) or BPTT through unroll=2"
+            )
+
+    @classmethod
+    def from_preset(cls, name: str) -> Self:
+        """Return the run that a preset describes."""
+        return cls.from_tables(load_preset(name))
+
+    @classmethod
+    def from_tables(cls, tables: dict[str, Any]) -> Self:
+        """Build a run from nested tables, such as a preset or a saved configuration holds."""
+        kinds = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
+        for table, values in tables.items():
+            _require(table in kinds, "table", table, f"one of {', '.join(kinds)}")
+            known = [field.name for field in dataclasses.fields(kinds[table])]
+            for name in values:
+                _require(name in known, f"{table} field", name, f"one of {', '.join(known)}")
+        return cls(**{table: kinds[table](**tables.get(table, {})) for table in kinds})
+
+
 def preset_names() -> list[str]:
     """Return the names of all presets."""
     folder = resources.files("compressive") / "presets"
@@ -121,11 +230,10 @@ def load_preset(name: str) -> dict[str, Any]:
 
 def _check(config: ModelConfig) -> None:
     """Refuse what cannot work, naming the value, what was expected and the remedy."""
+    _check_choices(config)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if (choices := get_args(field.type)) and all(isinstance(choice, str) for choice in choices):
-            _require(value in choices, field.name, value, f"one of {', '.join(choices)}")
-        elif field.type is float:
+        if field.type is float:
             in_range = isinstance(value, int | float) and 0 <= value < 1
             _require(in_range, field.name, value, "a number from 0 up to, but not including, 1")
         elif field.type is int:
@@ -192,6 +300,13 @@ def _check(config: ModelConfig) -> None:
             f"the newest are dropped uncompressed, {', '.join(dropped)}",
             stacklevel=4,
         )
+
+
+def _check_choices(config: Any) -> None:
+    for field in dataclasses.fields(config):
+        if (choices := get_args(field.type)) and all(isinstance(choice, str) for choice in choices):
+            value = getattr(config, field.name)
+            _require(value in choices, field.name, value, f"one of {', '.join(choices)}")
 
 
 def _is_int(value: object) -> bool:

@@ -1,0 +1,1 @@
+"""Analysis: read a run, produce tables and figures."""

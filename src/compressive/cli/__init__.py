@@ -1,0 +1,62 @@
+"""The command line: one table from command to function, imports inside, so that help is instant.
+
+compressive train enwik8-base --train.steps 1000
+"""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import TypeVar
+
+Options = TypeVar("Options")
+
+COMMANDS = {
+    "train": ("train", "train a model from a preset, with progress and checkpoints"),
+    "evaluate": ("evaluate", "score a run: bits per character, perplexity, other memory sizes"),
+    "generate": ("generate", "sample text from a run"),
+    "analyze": ("analyze", "see what a run's memory, attention and compression do"),
+    "data prepare": ("data", "download or read a corpus and write its tokens"),
+    "config": ("config", "list presets, or show one in full"),
+}
+"""Command to module of this package, whose `main` takes the remaining words, and what it is for."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    for count in (2, 1):
+        name = " ".join(words[:count])
+        if name in COMMANDS:
+            module = import_module(f"compressive.cli.{COMMANDS[name][0]}")
+            code: int = module.main(words[count:], prog=f"compressive {name}")
+            return code
+    asked = not words or words[0] in ("-h", "--help", "help")
+    width = max(map(len, COMMANDS))
+    lines = [f"  compressive {name:<{width}}   {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    text = "\n".join(["The Compressive Transformer.", "", *lines, "", "--help after any of them explains it."])
+    if asked:
+        print(text)
+        return 0
+    print(f"compressive: no command {' '.join(words[:2])!r}\n\n{text}", file=sys.stderr)
+    return 2
+
+
+def run(
+    function: Callable[[Options], int], options: type[Options], arguments: list[str], prog: str, description: str
+) -> int:
+    """Parse the words into `options`, call the function, and turn expected errors into one clear line."""
+    import tyro
+
+    parsed = tyro.cli(options, args=arguments, prog=prog, description=description)
+    return guarded(lambda: function(parsed), prog)
+
+
+def guarded(function: Callable[[], int], prog: str) -> int:
+    """Call; an error that a user can mend is printed without a traceback and gives exit code 2."""
+    try:
+        return function()
+    except (ValueError, OSError, RuntimeError) as error:
+        if type(error) is RuntimeError:  # torch's own; its traceback is needed
+            raise
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,1 @@
+"""Evaluation: read a run, produce numbers."""

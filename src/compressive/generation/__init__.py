@@ -1,0 +1,1 @@
+"""Generation: read a run, produce text."""

@@ -1,0 +1,90 @@
+"""A run's folder: its configuration, and the way from there to a model and its corpus.
+
+runs/NAME/config.json        the resolved configuration
+         /environment.json   versions, hardware, commit
+         /metrics.jsonl      one line per logged step and per evaluation
+         /samples/           text sampled while training
+         /checkpoints/       the last two and the best
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+import torch
+
+from compressive.config import EmptyMemory, PerLayer, RunConfig
+from compressive.model.language_model import CompressiveLM
+from compressive.training import checkpoint
+
+if TYPE_CHECKING:
+    from compressive.data.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run on disk."""
+
+    folder: Path
+    config: RunConfig
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Open an existing run."""
+        try:
+            tables = json.loads((folder / "config.json").read_text("utf-8"))
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{folder} is not a run: it holds no config.json; train one: compressive train PRESET --out {folder}"
+            ) from None
+        return cls(folder, RunConfig.from_tables(tables))
+
+    @classmethod
+    def create(cls, folder: Path, config: RunConfig) -> Self:
+        """Begin a run in a folder that holds none yet."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1), "utf-8")
+        return cls(folder, config)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are kept."""
+        return self.folder / "checkpoints"
+
+    def corpus(self, data_dir: Path | None = None) -> "Corpus":
+        """Open the corpus that the run was trained on."""
+        from compressive.data.corpus import Corpus
+
+        return Corpus.open((data_dir or Path(self.config.data.data_dir)) / self.config.data.corpus)
+
+    def load_model(
+        self,
+        device: torch.device | str = "cpu",
+        which: Literal["best", "last"] = "best",
+        memory_size: PerLayer | None = None,
+        compressed_size: PerLayer | None = None,
+        empty_memory: EmptyMemory | None = None,
+    ) -> CompressiveLM:
+        """Load the trained model, in evaluation mode, with other memory sizes if asked to."""
+        changes = {"memory_size": memory_size, "compressed_size": compressed_size, "empty_memory": empty_memory}
+        config = dataclasses.replace(self.config.model, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]
+        found = checkpoint.best(self.checkpoints) if which == "best" else checkpoint.latest(self.checkpoints)
+        if found is None:
+            raise checkpoint.CheckpointError(f"{self.folder} holds no whole checkpoint; train it with --resume first")
+        model = CompressiveLM(config)
+        model.load_state_dict(found.tensors("model"))
+        return model.to(device).eval()
+
+
+def pick_device(name: str) -> torch.device:
+    """Turn a device's name into the device; auto takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={name!r}: expected auto, cpu or a device that is there ({error})") from error
+    return device

@@ -1,0 +1,1 @@
+"""Training: one straight loop; schedule, checkpoints and metrics beside it."""
