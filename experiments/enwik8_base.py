@@ -1,0 +1,102 @@
+"""Train the `enwik8-base` preset on one GPU for some minutes and keep its curve.
+
+    python experiments/enwik8_base.py --source enwik8.xz --out runs/enwik8-base --steps 15000
+    python experiments/enwik8_base.py --out runs/enwik8-base --steps 15000     # goes on where it stopped
+    python experiments/enwik8_base.py --out runs/enwik8-base --results experiments/results/enwik8-base-h200.json
+
+The schedule is shortened to fit: warm-up 2,000 steps, cosine decay over the rest.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from compressive.config import RunConfig
+from compressive.data.prepare import prepare
+from compressive.evaluation.score import score
+from compressive.generation.generate import generate
+from compressive.run import Run
+from compressive.training.loop import describe_environment, train
+
+
+def main() -> int:
+    """Prepare, train or resume, and evaluate when training is done."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--out", type=Path, default=Path("runs/enwik8-base"))
+    parser.add_argument("--preset", default="enwik8-base")
+    parser.add_argument("--steps", type=int, default=15_000)
+    parser.add_argument("--warmup", type=int, default=2_000)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--results", type=Path, help="evaluate, and write everything here")
+    options = parser.parse_args()
+
+    if not (options.data_dir / "enwik8" / "manifest.json").exists():
+        prepare("enwik8", (), options.source, options.data_dir, "bytes", 0, None, (0.9, 0.05, 0.05))
+    preset = RunConfig.from_preset(options.preset)
+    schedule = dataclasses.replace(
+        preset.train,
+        steps=options.steps,
+        warmup_steps=options.warmup,
+        decay_steps=options.steps - options.warmup,
+        batch=options.batch or preset.train.batch,
+        precision="bf16",
+        compile=not options.eager,
+        update_every=1,
+        log_every=100,
+        eval_every=1000,
+        sample_every=0,
+        checkpoint_every=1000,
+    )
+    data = dataclasses.replace(preset.data, data_dir=str(options.data_dir))
+    run = Run.create(options.out, RunConfig(preset.model, data, schedule))
+    code = train(run)
+    if code == 0 and options.results:
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        options.results.write_text(json.dumps(report(run), indent=1) + "\n")
+    return code
+
+
+def report(run: Run) -> dict[str, object]:
+    """Test bits per character at the trained and at enlarged memory, a sample, and the curve."""
+    tokens = run.corpus().split("test")
+    test = {}
+    sizes = {
+        "trained": {},
+        "compressed 1024, empty slots masked": {"compressed_size": 1024, "empty_memory": "masked"},
+        "compressed 1024, empty slots zeros": {"compressed_size": 1024},
+    }
+    for name, changes in sizes.items():
+        model = run.load_model("cuda", **changes)
+        began = time.monotonic()
+        nats = score(model, tokens, lanes=16, precision="bf16")
+        test[name] = {
+            "bits_per_character": float(nats.mean()) / math.log(2),
+            "tokens": len(nats),
+            "seconds": time.monotonic() - began,
+        }
+    model = run.load_model("cuda")
+    prompt = torch.from_numpy(np.array(tokens[:2048], dtype=np.int64)).cuda()
+    began = time.monotonic()
+    sample = bytes(int(token) for token in generate(model, prompt, 600, seed=0))
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "config": dataclasses.asdict(run.config),
+        "environment": describe_environment(),
+        "test": test,
+        "sample": {"text": sample.decode("utf-8", "replace"), "seconds": time.monotonic() - began},
+        "curve": lines,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

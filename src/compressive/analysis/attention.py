@@ -1,0 +1,173 @@
+"""Where the model looks: the paper's figure 2, attention over compressed memory, recent memory and the window."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from compressive.analysis.plots import COLOURS, INK, figure, save, tidy
+from compressive.analysis.reading import Estimate, Progress, read, spread, to_numpy
+from compressive.model.language_model import CompressiveLM
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+BUCKETS = 6
+"""How many parts each of the three is cut into, oldest first."""
+PLACES = ("compressed", "recent", "window")
+
+
+class Bucket(NamedTuple):
+    """One of the eighteen."""
+
+    place: str
+    number: int  # from 1, the oldest
+    slots: float  # mean over layers
+
+
+@dataclass(frozen=True)
+class AttentionUse:
+    """The share of attention that each bucket receives, averaged over heads and queries; they sum to 1.
+
+    Standard errors are over sequences, as in the paper: a sequence is one window of one lane.
+    """
+
+    sequences: int
+    buckets: tuple[Bucket, ...]
+    shares: tuple[Estimate, ...]  # averaged over layers
+    by_layer: tuple[tuple[Estimate, ...], ...]
+
+    def share(self, place: str) -> float:
+        """All attention that one of the three places receives."""
+        found = zip(self.buckets, self.shares, strict=True)
+        return sum(share.mean for bucket, share in found if bucket.place == place)
+
+    def table(self) -> "RenderableType":
+        """Return the buckets for a terminal, with what a single slot of each receives."""
+        from rich.table import Table
+
+        title = f"Attention by bucket, oldest first ({self.sequences:,} sequences)"
+        table = Table("bucket", "share of attention", "per slot", title=title, title_justify="left")
+        for previous, bucket, share in zip((None, *self.buckets), self.buckets, self.shares, strict=False):
+            if previous is not None and previous.place != bucket.place:
+                table.add_section()
+            per_slot = share.mean / bucket.slots if bucket.slots else 0.0
+            table.add_row(f"{bucket.place} {bucket.number}", str(share), f"{per_slot:.2e}")
+        return table
+
+    def plot(self, to: Path | BinaryIO) -> None:
+        """Draw the bars of figure 2, and below them the same for every layer."""
+        layers, count = len(self.by_layer), len(self.buckets)
+        drawn = figure(9, 3.6 + 0.22 * layers)
+        bars, grid = drawn.subplots(2, 1, height_ratios=(3, 0.5 + 0.22 * layers))
+        colours = [COLOURS[bucket.place] for bucket in self.buckets]
+        bars.bar(
+            range(count),
+            [share.mean for share in self.shares],
+            yerr=[share.error for share in self.shares],
+            color=colours,
+            width=0.85,
+            ecolor=INK,
+            capsize=2,
+        )
+        tidy(bars, "Attention by bucket, oldest to newest", y="share of attention")
+        bars.set_xlim(-0.6, count - 0.4)
+        bars.set_xticks([])
+        for place in PLACES:
+            found = [i for i, bucket in enumerate(self.buckets) if bucket.place == place]
+            if found:
+                name = f"{place}{'' if place == 'window' else ' memory'}: {self.share(place):.1%}"
+                x = (found[0] + found[-1]) / 2
+                bars.annotate(
+                    name, (x, 0), (0, -14), xycoords=("data", "axes fraction"), textcoords="offset points",
+                    ha="center", fontsize=9, color=COLOURS[place], fontweight="bold",
+                )  # fmt: skip
+        means = np.array([[share.mean for share in row] for row in self.by_layer])
+        lowest = means[means > 0].min()  # a layer without a memory has nothing there
+        image = grid.imshow(means.clip(lowest), aspect="auto", cmap="cividis", norm="log", interpolation="nearest")
+        tidy(grid, "The same by layer", y="layer", grid="")
+        grid.set_xlim(-0.6, count - 0.4)
+        grid.set_xticks([])
+        step = max(1, layers // 8)
+        grid.set_yticks(range(0, layers, step), [str(i + 1) for i in range(0, layers, step)])
+        drawn.colorbar(image, ax=grid, pad=0.01, fraction=0.03).ax.tick_params(labelsize=8, colors=INK)
+        save(drawn, to)
+
+
+def measure_attention(
+    model: CompressiveLM,
+    text: npt.NDArray[Any],
+    *,
+    tokens: int = 200_000,
+    lanes: int = 16,
+    progress: Progress | None = None,
+) -> AttentionUse:
+    """Average the attention of about so many tokens of a text, once memories are full."""
+    cut = spread(model, text, tokens, lanes)
+    edges = [_edges(layer.n_compressed, layer.n_recent, cut.window) for layer in model.trunk.layers]
+    found = []
+    with watch_attention(model) as usages:
+        for index, _ in enumerate(read(model, cut.tokens, model.initial_memory(len(cut.tokens)), progress=progress)):
+            if index >= cut.filling:
+                found.append(torch.stack([_sums(usage, e) for usage, e in zip(usages, edges, strict=True)]))
+            usages.clear()
+    shares = to_numpy(torch.cat(found, dim=1))  # (layers, sequences, 18)
+    used = np.array([max(e[i + 1] - e[i] for e in edges) > 0 for i in range(3 * BUCKETS)])
+    return AttentionUse(
+        sequences=shares.shape[1],
+        buckets=tuple(
+            Bucket(PLACES[i // BUCKETS], i % BUCKETS + 1, float(np.mean([e[i + 1] - e[i] for e in edges])))
+            for i in used.nonzero()[0].tolist()
+        ),
+        shares=tuple(Estimate.of(values) for values in shares.mean(axis=0).T[used]),
+        by_layer=tuple(tuple(Estimate.of(values) for values in layer.T[used]) for layer in shares),
+    )
+
+
+@contextmanager
+def watch_attention(model: CompressiveLM) -> Iterator[list[Tensor]]:
+    """Give a list that every layer of a forward pass adds to: the mean attention on each slot, (B, N).
+
+    The layers' attention is asked for it from outside, and what it gives is taken away again where the layer itself
+    had not asked, so that the pass stays as it was.
+    """
+    usages: list[Tensor] = []
+    asked: list[bool] = []
+
+    def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        asked.append(kwargs.get("with_usage", False))
+        return args, kwargs | {"with_usage": True}
+
+    def take(_: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+        attended, usage = output
+        usages.append(usage)
+        return attended, usage if asked.pop() else None
+
+    hooks = []
+    for layer in model.trunk.layers:
+        hooks.append(layer.attention.register_forward_pre_hook(ask, with_kwargs=True))
+        hooks.append(layer.attention.register_forward_hook(take))
+    try:
+        yield usages
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _edges(compressed: int, recent: int, window: int) -> list[int]:
+    """Where the buckets of [compressed, recent, window] begin, and the last ends; of few slots some are empty."""
+    starts, sizes = (0, compressed, compressed + recent), (compressed, recent, window)
+    cuts = [start + size * i // BUCKETS for start, size in zip(starts, sizes, strict=True) for i in range(BUCKETS)]
+    return [*cuts, compressed + recent + window]
+
+
+def _sums(usage: Tensor, edges: list[int]) -> Tensor:
+    """Attention per bucket, (B, N) to (B, 18)."""
+    reached = torch.nn.functional.pad(usage.double().cumsum(dim=1), (1, 0))
+    return reached[:, edges].diff(dim=1)

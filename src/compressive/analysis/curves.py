@@ -1,0 +1,89 @@
+"""What metrics.jsonl tells of a training, drawn."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+
+from compressive.analysis.plots import COLOURS, INK, figure, save, tidy
+
+SMOOTH = 100
+"""Curves of more points than this are drawn with their running mean."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The lines of metrics.jsonl, by kind."""
+
+    train: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a run's metrics; a line that a crash cut short is passed over, a file that is not there holds none."""
+        lines = []
+        for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                continue
+        kinds = {kind: [line for line in lines if line.get("kind") == kind] for kind in ("train", "eval")}
+        return cls(kinds["train"], kinds["eval"])
+
+    def plot_loss(self, to: Path | BinaryIO) -> None:
+        """Draw the loss in training and validation, and the compression loss."""
+        drawn = figure(9, 3.4)
+        loss, compression = drawn.subplots(1, 2, width_ratios=(5, 3))
+        _line(loss, self.train, "bits", COLOURS["window"], "training")
+        _line(loss, self.evaluations, "bits", COLOURS["compressed"], "validation", marker="o")
+        tidy(loss, "Loss", "step", "bits per token")
+        # The first steps fall from the height of a uniform guess; what follows is of interest.
+        late = [
+            line["bits"] for line in (*self.train[len(self.train) // 20 :], *self.evaluations) if _has(line, "bits")
+        ]
+        if late:
+            margin = 0.05 * (max(late) - min(late)) + 0.01
+            loss.set_ylim(min(late) - margin, max(late) + margin)
+            loss.legend(fontsize=8.5, frameon=False, labelcolor=INK)
+        _line(compression, self.train, "compression_loss", COLOURS["compressed"], "")
+        tidy(compression, "Compression loss", "step", "sum over layers")
+        save(drawn, to)
+
+    def plot_optimisation(self, to: Path | BinaryIO) -> None:
+        """Draw gradient norms, learning rate and speed."""
+        drawn = figure(9, 2.5)
+        norms, rate, speed = drawn.subplots(1, 3)
+        _line(norms, self.train, "gradient_norm", COLOURS["recent"], "model")
+        _line(norms, self.train, "compressor_gradient_norm", COLOURS["compressed"], "compressors")
+        norms.set_yscale("log")
+        tidy(norms, "Gradient norm", "step")
+        norms.legend(fontsize=8, frameon=False, labelcolor=INK)
+        _line(rate, self.train, "learning_rate", COLOURS["recent"], "")
+        rate.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
+        tidy(rate, "Learning rate", "step")
+        _line(speed, self.train, "tokens_per_second", COLOURS["recent"], "")
+        speed.set_ylim(bottom=0)
+        tidy(speed, "Tokens per second", "step")
+        save(drawn, to)
+
+
+def _line(axes: Any, lines: Sequence[dict[str, Any]], name: str, colour: str, label: str, marker: str = "") -> None:
+    """Draw one metric by step; under a curve of many points they stay visible, faintly."""
+    points = [(line["step"], line[name]) for line in lines if _has(line, name)]
+    if not points:
+        return
+    steps, values = np.array(points, dtype=float).T
+    if len(values) > SMOOTH:
+        axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
+        width = len(values) // 40
+        sums = np.concatenate([[0.0], values.cumsum()])
+        steps, values = steps[width - 1 :], (sums[width:] - sums[:-width]) / width
+    axes.plot(steps, values, color=colour, linewidth=1.6, label=label, marker=marker, markersize=3.5)
+
+
+def _has(line: dict[str, Any], name: str) -> bool:
+    """Whether a number was written; one that was not finite is null."""
+    return isinstance(line.get(name), int | float)

@@ -1,0 +1,82 @@
+"""How compressible each layer is: the paper's figure 6, compression loss by layer."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy.typing as npt
+import torch
+
+from compressive.analysis.plots import COLOURS, INK, figure, save, tidy
+from compressive.analysis.reading import Estimate, Progress, read, spread, to_numpy
+from compressive.config import ModelConfig
+from compressive.model.language_model import CompressiveLM
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class LayerLoss:
+    """Compression loss of each layer that compresses; standard errors are over windows, each the mean of its lanes."""
+
+    kind: str  # attention or autoencoding
+    windows: int
+    layers: dict[int, Estimate]  # by number, from 1
+
+    def table(self) -> "RenderableType":
+        """Return the layers for a terminal."""
+        from rich.table import Table
+
+        title = f"Compression loss ({self.kind}) by layer, {self.windows:,} windows"
+        table = Table("layer", "loss", "standard error", title=title, title_justify="left")
+        for number, loss in self.layers.items():
+            table.add_row(str(number), f"{loss.mean:.4e}", f"{loss.error:.1e}")
+        return table
+
+    def plot(self, to: Path | BinaryIO) -> None:
+        """Draw one bar per layer."""
+        drawn = figure(9, 3)
+        axes = drawn.subplots()
+        axes.bar(
+            [str(number) for number in self.layers],
+            [loss.mean for loss in self.layers.values()],
+            yerr=[loss.error for loss in self.layers.values()],
+            color=COLOURS["compressed"],
+            ecolor=INK,
+            capsize=3,
+            width=0.7,
+        )
+        name = {"attention": "Attention-reconstruction", "autoencoding": "Auto-encoding"}[self.kind]
+        tidy(axes, f"{name} loss by layer", "layer", "mean squared difference")
+        save(drawn, to)
+
+
+def measurable(config: ModelConfig) -> ModelConfig:
+    """The same model with a compression loss: attention reconstruction, which has no weights, where it has none."""
+    return dataclasses.replace(config, compression_loss="attention") if config.compression_loss == "none" else config
+
+
+def measure_layers(
+    model: CompressiveLM,
+    text: npt.NDArray[Any],
+    *,
+    tokens: int = 200_000,
+    lanes: int = 16,
+    progress: Progress | None = None,
+) -> LayerLoss:
+    """Average each layer's compression loss over about so many tokens of a text, once memories are full."""
+    config = model.config
+    compressing = [i for i, size in enumerate(config.compressed_sizes) if size]
+    if not compressing:
+        raise ValueError("compressed_size=0: this model compresses nothing; choose a run that has compressed memory")
+    if config.compression_loss == "none":
+        raise ValueError(
+            "compression_loss='none': this model computes no loss; build it with compression_loss='attention', which "
+            "needs no other weights"
+        )
+    cut = spread(model, text, tokens, lanes)
+    outs = read(model, cut.tokens, model.initial_memory(len(cut.tokens)), progress=progress)
+    losses = to_numpy(torch.stack([out.compression_losses for out in outs][cut.filling :]))
+    return LayerLoss(config.compression_loss, len(losses), {i + 1: Estimate.of(losses[:, i]) for i in compressing})

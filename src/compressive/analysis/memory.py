@@ -1,0 +1,212 @@
+"""Does the memory help? The loss with all of it, with parts of it hidden, and as it fills from empty.
+
+Hiding uses the flags that say whether a slot may be seen: not a weight nor a line of the model changes. It tells what
+a memory is worth to this model, which learnt to lean on it; one trained without may do better than this one deprived.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from compressive.analysis.plots import COLOURS, INK, figure, save, tidy
+from compressive.analysis.reading import Cut, Estimate, Floats, Progress, part, read, spread, to_numpy
+from compressive.model.language_model import CompressiveLM
+from compressive.model.memory import Memory
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EVERYTHING, NO_COMPRESSED, NOTHING = "everything", "compressed memory hidden", "all memory hidden"
+
+
+@dataclass(frozen=True)
+class Since:
+    """The loss after so many tokens from an empty memory."""
+
+    first: int  # tokens read, from
+    last: int  # to, both included
+    bits: float  # per token
+    excess: Estimate  # over the bits of the very same tokens with full memories
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """What the memories are worth, in bits per token; standard errors are over lanes, and over starts."""
+
+    tokens: int
+    lanes: int
+    conditions: dict[str, Estimate]
+    compressed_worth: Estimate | None  # what hiding compressed memory costs; None where there is none
+    recent_worth: Estimate | None  # what hiding recent memory costs on top
+    starts: int  # how often reading began from empty memory
+    since_empty: tuple[Since, ...]
+    temporal_range: int
+
+    def table(self) -> "RenderableType":
+        """Both results, for a terminal."""
+        from rich.console import Group
+        from rich.table import Table
+
+        title = f"Loss by what is seen ({self.tokens:,} tokens in {self.lanes} lanes)"
+        seen = Table("", "bits per token", title=title, title_justify="left")
+        for name, bits in self.conditions.items():
+            seen.add_row(name, str(bits))
+        seen.add_section()
+        for name, worth in (("compressed", self.compressed_worth), ("recent", self.recent_worth)):
+            if worth is not None:
+                seen.add_row(f"so {name} memory is worth", str(worth))
+        title = f"Loss since an empty memory ({self.starts} starts; temporal range {self.temporal_range:,})"
+        since = Table("tokens read", "bits per token", "above full memory", title=title, title_justify="left")
+        for row in self.since_empty:
+            span = f"{row.first:,} to {row.last:,}" if row.last > row.first else f"{row.first}"
+            since.add_row(span, f"{row.bits:.4f}", str(row.excess))
+        return Group(seen, since)
+
+    def plot(self, to: Path | BinaryIO) -> None:
+        """Draw both, side by side."""
+        drawn = figure(9, 3.4)
+        left, right = drawn.subplots(1, 2, width_ratios=(4, 5))
+        colours = {EVERYTHING: COLOURS["compressed"], NO_COMPRESSED: COLOURS["recent"], NOTHING: COLOURS["window"]}
+        for row, (name, bits) in enumerate(self.conditions.items()):
+            left.errorbar(bits.mean, -row, xerr=bits.error, fmt="o", markersize=7, capsize=3, color=colours[name])
+            left.annotate(
+                f"{name}: {bits.mean:.3f}", (bits.mean, -row), (0, 9), textcoords="offset points", ha="center",
+                fontsize=8.5, color=INK,
+            )  # fmt: skip
+        tidy(left, "Loss by what is seen", "bits per token", grid="x")
+        left.set_yticks([])
+        left.margins(x=0.35)
+        left.set_ylim(0.7 - len(self.conditions), 0.7)
+
+        # The same text with full memories is subtracted, so that only memory, not the text, makes the difference.
+        full = self.conditions[EVERYTHING].mean
+        middle = [math.sqrt(row.first * row.last) for row in self.since_empty]
+        height = [full + row.excess.mean for row in self.since_empty]
+        errors = [row.excess.error for row in self.since_empty]
+        right.axhline(full, color=COLOURS["compressed"], linewidth=1, linestyle="--", label="full memory")
+        right.errorbar(middle, height, yerr=errors, fmt="o-", markersize=4, capsize=2, color=COLOURS["recent"])
+        if self.temporal_range <= self.since_empty[-1].last:
+            right.axvline(
+                self.temporal_range, color=COLOURS["window"], linewidth=1, linestyle=":", label="temporal range"
+            )
+        right.set_xscale("log")
+        tidy(right, "Loss since an empty memory", "tokens read", "bits per token")
+        right.legend(fontsize=8, frameon=False, labelcolor=INK)
+        save(drawn, to)
+
+
+def measure_memory(
+    model: CompressiveLM,
+    text: npt.NDArray[Any],
+    *,
+    tokens: int = 200_000,
+    lanes: int = 16,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> MemoryUse:
+    """Measure on about so many tokens of a text what each memory is worth, and how the loss falls as they fill."""
+    config = model.config
+    names = [EVERYTHING]
+    if any(config.compressed_sizes):
+        names.append(NO_COMPRESSED)
+    if any(config.memory_sizes):
+        names.append(NOTHING)
+    cut = spread(model, text, tokens, lanes)
+    bits = _bits_by_condition(model, cut, names, part(progress, 0, 0.75))
+    by_lane = {name: rows[:, cut.filling * cut.window :].mean(axis=1) for name, rows in bits.items()}
+    seen_last = NO_COMPRESSED if NO_COMPRESSED in by_lane else EVERYTHING
+    starts, since = _since_empty(model, cut, bits[EVERYTHING], tokens, len(names), seed, part(progress, 0.75, 1))
+    return MemoryUse(
+        tokens=len(cut.tokens) * (cut.windows - cut.filling) * cut.window,
+        lanes=len(cut.tokens),
+        conditions={name: Estimate.of(values) for name, values in by_lane.items()},
+        compressed_worth=_difference(by_lane, NO_COMPRESSED, EVERYTHING),
+        recent_worth=_difference(by_lane, NOTHING, seen_last),
+        starts=starts,
+        since_empty=since,
+        temporal_range=config.temporal_range,
+    )
+
+
+def hide(memory: Memory, compressed: Tensor, recent: Tensor) -> Memory:
+    """Make a memory invisible in some lanes, given as (B,) bool masks."""
+    layers = (
+        dataclasses.replace(
+            layer,
+            compressed_valid=layer.compressed_valid & ~compressed[:, None],
+            recent_valid=layer.recent_valid & ~recent[:, None],
+        )
+        for layer in memory.layers
+    )
+    return dataclasses.replace(memory, layers=tuple(layers))
+
+
+def _bits_by_condition(
+    model: CompressiveLM, cut: Cut, names: list[str], progress: Progress | None
+) -> dict[str, Floats]:
+    """Bits of every token, (B, n·T), in each condition; all are read side by side, each with a memory of its own.
+
+    Where compressed memory is hidden it is so in every window, so that nothing of it reaches recent memory either.
+    """
+    count, device = len(cut.tokens), cut.tokens.device
+
+    def flags(*hidden: str) -> Tensor:
+        return torch.tensor([name in hidden for name in names], device=device).repeat_interleave(count)
+
+    compressed, recent = flags(NO_COMPRESSED, NOTHING), flags(NOTHING)
+    outs = read(
+        model,
+        cut.tokens.repeat(len(names), 1),
+        model.initial_memory(len(names) * count),
+        before=lambda memory: hide(memory, compressed, recent),
+        progress=progress,
+    )
+    bits = _bits(outs)
+    return dict(zip(names, np.split(bits, len(names)), strict=True))
+
+
+def _since_empty(
+    model: CompressiveLM, cut: Cut, full: Floats, tokens: int, share: int, seed: int, progress: Progress | None
+) -> tuple[int, tuple[Since, ...]]:
+    """Read from empty memory at random windows of the lanes, as far as the temporal range, or as there is text."""
+    T, measured = cut.window, cut.windows - cut.filling
+    reach = min(measured, math.ceil(model.config.temporal_range / T) + 1)
+    places = [(lane, window) for lane in range(len(full)) for window in range(cut.filling, cut.windows - reach + 1)]
+    count = min(len(places), max(len(full), tokens // (reach * T)))
+    chosen = np.random.default_rng(seed).choice(len(places), count, replace=False)
+    empty, weight = dataclasses.replace(model.config, empty_memory="masked"), next(model.parameters())
+
+    fresh, excess = [], []
+    groups = np.array_split(chosen, math.ceil(count / (share * len(full))))
+    for index, group in enumerate(groups):
+        stretches = [(places[i][0], places[i][1] * T) for i in group]
+        rows = torch.stack([cut.tokens[lane, start : start + reach * T + 1] for lane, start in stretches])
+        memory = Memory.empty(empty, len(group), weight.device, weight.dtype)
+        done = part(progress, index / len(groups), (index + 1) / len(groups))
+        fresh.append(_bits(read(model, rows, memory, progress=done)))
+        excess.append(fresh[-1] - np.stack([full[lane, start : start + reach * T] for lane, start in stretches]))
+    bits, above = np.concatenate(fresh), np.concatenate(excess)
+
+    # Powers of two within the first window, then whole windows, of which the loss depends on the place within.
+    lasts = [2**i for i in range(64) if 2**i < T] + [T * 2**i for i in range(64) if 2**i < reach] + [reach * T]
+    return count, tuple(
+        Since(first + 1, last, float(bits[:, first:last].mean()), Estimate.of(above[:, first:last].mean(axis=1)))
+        for first, last in zip([0, *lasts], lasts, strict=False)
+    )
+
+
+def _bits(outs: Any) -> Floats:
+    """Bits per token of all windows that are read, side by side."""
+    return to_numpy(torch.cat([out.nll for out in outs], dim=1)) / math.log(2)
+
+
+def _difference(by_lane: dict[str, Floats], without: str, seen: str) -> Estimate | None:
+    """What is lost, lane by lane, so that differences between texts do not count."""
+    return Estimate.of(by_lane[without] - by_lane[seen]) if without in by_lane else None

@@ -1,0 +1,35 @@
+"""How figures look, here and in the report: few colours, no frame, drawn without a display."""
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from compressive.evaluation.sweep import require_matplotlib
+
+COLOURS = {"compressed": "#c8553d", "recent": "#2f6690", "window": "#8a9ba8"}
+"""One colour for each place a token can attend to."""
+INK, FAINT = "#33393f", "#d9dee2"
+
+
+def figure(width: float, height: float) -> Any:
+    """Return an empty matplotlib figure, of a size in inches, or say how to get matplotlib."""
+    return require_matplotlib()(figsize=(width, height), layout="constrained")
+
+
+def tidy(axes: Any, title: str = "", x: str = "", y: str = "", grid: str = "y") -> None:
+    """Give axes their titles and take away what does not inform."""
+    axes.set_title(title, loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=10)
+    axes.set_xlabel(x, fontsize=9, color=INK)
+    axes.set_ylabel(y, fontsize=9, color=INK)
+    axes.tick_params(colors=INK, labelsize=8.5, length=3)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(FAINT)
+    axes.grid(visible=bool(grid), axis=grid or "both", color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def save(drawn: Any, to: Path | BinaryIO) -> None:
+    """Write a figure as PNG."""
+    if isinstance(to, Path):
+        to.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(to, dpi=160, format="png", facecolor="white")

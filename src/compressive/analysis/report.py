@@ -1,0 +1,284 @@
+"""One page that tells of a run: curves, what its memory is worth, where it looks, what it compresses, what it writes.
+
+The page stands alone: images are inside it, and it asks for nothing from anywhere.
+"""
+
+import base64
+import dataclasses
+import html
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+import torch
+
+from compressive.analysis.attention import AttentionUse, measure_attention
+from compressive.analysis.curves import Curves
+from compressive.analysis.layers import LayerLoss, measurable, measure_layers
+from compressive.analysis.memory import EVERYTHING, NO_COMPRESSED, MemoryUse, measure_memory
+from compressive.analysis.reading import Progress, part
+from compressive.analysis.xz import xz_bits, xz_bits_after
+from compressive.config import ModelConfig
+from compressive.evaluation.score import lanes_for, score
+from compressive.evaluation.sweep import require_matplotlib
+from compressive.evaluation.trained import Trained
+from compressive.model.language_model import CompressiveLM
+from compressive.run import Run
+
+if TYPE_CHECKING:
+    from compressive.data.corpus import Corpus
+
+XZ_BEFORE = 128_000_000
+"""How much of the training text, its end, xz reads before the test text; a minute or two for so much."""
+SAMPLES = 5
+"""How many of the texts sampled in training are shown, the last one first."""
+
+
+@dataclass(frozen=True)
+class TestScore:
+    """How well the test text is predicted, and what xz makes of the same text."""
+
+    tokens: int
+    size: int  # of the text in bytes
+    whole: bool
+    characters: bool  # tokens are bytes
+    perplexity: float  # per token
+    bits: float  # per byte of the text
+    xz: float | None  # None where tokens are words, which are not the text itself
+    xz_after_training: float | None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a report tells."""
+
+    step: int
+    parameters: int
+    split: str
+    curves: Curves
+    test: TestScore
+    memory: MemoryUse
+    attention: AttentionUse
+    layers: LayerLoss | None  # None where nothing is compressed
+
+
+def write_report(
+    run: Run,
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    device: torch.device | str = "cpu",
+    which: Literal["best", "last"] = "best",
+    split: str = "valid",
+    tokens: int = 200_000,
+    lanes: int = 16,
+    test_tokens: int | None = 1_000_000,
+    progress: Progress | None = None,
+) -> Path:
+    """Measure a run and write the page; `tokens` of `split` are read for each analysis, `test_tokens` are scored."""
+    require_matplotlib()  # better now than after the work
+    corpus, trained = run.corpus(data_dir), Trained.load(run, which)
+    model, text = trained.model(trained.config, device), corpus.split(split)
+    memory = measure_memory(model, text, tokens=tokens, lanes=lanes, progress=part(progress, 0, 0.5))
+    attention = measure_attention(model, text, tokens=tokens, lanes=lanes, progress=part(progress, 0.5, 0.6))
+    layers = None
+    if any(trained.config.compressed_sizes):
+        with_loss = trained.model(measurable(trained.config), device)
+        layers = measure_layers(with_loss, text, tokens=tokens, lanes=lanes, progress=part(progress, 0.6, 0.7))
+    found = Findings(
+        step=trained.step,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        split=split,
+        curves=Curves.load(run.folder / "metrics.jsonl"),
+        test=_score_test(model, corpus, test_tokens, part(progress, 0.7, 1)),
+        memory=memory,
+        attention=attention,
+        layers=layers,
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = out.with_name(f".{out.name}.partial")
+    aside.write_text(_page(run, found), "utf-8")
+    return aside.replace(out)
+
+
+def _score_test(model: CompressiveLM, corpus: "Corpus", limit: int | None, progress: Progress | None) -> TestScore:
+    tokens, tokenizer = corpus.split("test")[:limit], corpus.tokenizer
+    nll = score(model, tokens, lanes=lanes_for(len(tokens)), progress=progress)
+    text, lossless = tokenizer.decode(tokens), tokenizer.kind != "words"
+    return TestScore(
+        tokens=len(tokens),
+        size=len(text),
+        whole=len(tokens) == len(corpus.split("test")),
+        characters=tokenizer.kind == "bytes",
+        perplexity=math.exp(nll.mean()),
+        bits=float(nll.sum()) / math.log(2) / len(text),
+        xz=xz_bits(text) if lossless else None,
+        xz_after_training=xz_bits_after(text, tokenizer.decode(corpus.split("train")[-XZ_BEFORE:]))
+        if lossless
+        else None,
+    )
+
+
+def _page(run: Run, found: Findings) -> str:
+    """The whole page."""
+    name = html.escape(run.folder.resolve().name)
+    sections = [
+        _section("Training", _image(found.curves.plot_loss), _image(found.curves.plot_optimisation))
+        if found.curves.train
+        else "",
+        _section("What the memory is worth", _worth(found), _image(found.memory.plot)),
+        _section("Where it looks", _looks(found), _image(found.attention.plot)),
+        _section("What compression loses", _losses(found.layers), _image(found.layers.plot)) if found.layers else "",
+        _section("What it writes", *_samples(run.folder / "samples")),
+        _section("Configuration", _configuration(run)),
+    ]
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{name}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>{name}</h1>
+<p class="about">{html.escape(_about(run, found))}</p>
+<div class="tiles">{"".join(_tiles(found))}</div>
+{"".join(sections)}
+</body>
+</html>
+"""
+
+
+def _about(run: Run, found: Findings) -> str:
+    model, sizes = run.config.model, _sizes(run.config.model)
+    return (
+        f"Trained on {run.config.data.corpus} for {found.step:,} steps. {found.parameters / 1e6:,.1f} million "
+        f"parameters: {model.n_layers} layers of width {model.d_model}; {sizes}; temporal range {model.temporal_range:,} tokens."
+    )
+
+
+def _sizes(model: ModelConfig) -> str:
+    def show(size: Any) -> str:
+        return str(size) if isinstance(size, int) else "/".join(map(str, size))
+
+    text = f"window {model.window}, recent memory {show(model.memory_size)}"
+    if not any(model.compressed_sizes):
+        return text + ", no compressed memory"
+    return (
+        f"{text}, compressed memory {show(model.compressed_size)} "
+        f"({model.compression} at rate {show(model.compression_rate)})"
+    )
+
+
+def _tiles(found: Findings) -> Iterator[str]:
+    """The figures that matter most, the comparison beside each."""
+    test = found.test
+    unit = "bits per character" if test.characters else "bits per byte"
+    scored = f"{'all' if test.whole else 'the first'} {test.tokens:,} tokens of the test split"
+    if test.xz is None or test.xz_after_training is None:
+        yield _tile(f"{test.perplexity:.2f}", "perplexity", scored)
+    else:
+        yield _tile(f"{test.bits:.3f}", unit, scored)
+        yield _tile(f"{test.xz:.3f}", f"{unit}, xz -9e", "the same text compressed on its own")
+        yield _tile(f"{test.xz_after_training:.3f}", f"{unit}, xz after training text", "xz(train + test) − xz(train)")
+    if (worth := found.memory.compressed_worth) is not None:
+        yield _tile(f"{worth.mean:.3f}", "bits per token", f"what compressed memory is worth (± {worth.error:.3f})")
+
+
+def _tile(figure: str, unit: str, note: str) -> str:
+    return f"<div><b>{figure}</b><span>{html.escape(unit)}</span><small>{html.escape(note)}</small></div>"
+
+
+def _worth(found: Findings) -> str:
+    memory = found.memory
+    text = f"Measured on {memory.tokens:,} tokens of the {found.split} split, once memories are full. "
+    if (worth := memory.compressed_worth) is not None:
+        seen, hidden = memory.conditions[EVERYTHING].mean, memory.conditions[NO_COMPRESSED].mean
+        text += f"With compressed memory hidden the loss goes from {seen:.4f} to {hidden:.4f} bits per token: "
+        clear = abs(worth.mean) > 2 * worth.error
+        verdict = "it is worth" if worth.mean > 0 else "it does harm, by"
+        text += (
+            f"{verdict} {abs(worth.mean):.4f} ± {worth.error:.4f} bits per token. "
+            if clear
+            else (f"the difference, {worth.mean:+.4f} ± {worth.error:.4f}, cannot be told from none. ")
+        )
+    if (worth := memory.recent_worth) is not None:
+        text += f"Recent memory is worth {worth.mean:.4f} ± {worth.error:.4f}. "
+    return _paragraph(
+        text + "On the right the loss falls as memories fill from empty; the same text read with full memories is "
+        "subtracted, so that the curve shows memory and not text."
+    )
+
+
+def _looks(found: Findings) -> str:
+    attention = found.attention
+    return _paragraph(
+        f"Share of attention on each of three memories in six parts, averaged over heads, queries, layers and "
+        f"{attention.sequences:,} sequences of the {found.split} split, with standard error; below, by layer (1 is the "
+        "lowest). Later parts of the window are seen by fewer queries."
+    )
+
+
+def _losses(layers: LayerLoss) -> str:
+    what = {
+        "attention": "How far attention to compressed memories is from attention to the originals",
+        "autoencoding": "How far what is restored from compressed memories is from the originals",
+    }[layers.kind]
+    return _paragraph(f"{what}, by layer, over {layers.windows:,} windows, with standard error.")
+
+
+def _samples(folder: Path) -> Iterator[str]:
+    """Texts sampled in training, the last one open, some earlier ones to be opened."""
+    paths = sorted(folder.glob("step-*.txt"))
+    if not paths:
+        yield _paragraph("No samples were drawn in training.")
+        return
+    kept = sorted({round(i * (len(paths) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)}, reverse=True)
+    for i in kept:
+        step = int(paths[i].stem.removeprefix("step-"))
+        prompt, marker, text = paths[i].read_text("utf-8").removeprefix("[prompt]\n").partition("\n[sample]\n")
+        body = f"<i>{html.escape(prompt)}</i>{html.escape(text)}" if marker else html.escape(prompt)
+        opened = " open" if i == len(paths) - 1 else ""
+        yield f"<details{opened}><summary>step {step:,}</summary><pre>{body}</pre></details>"
+
+
+def _configuration(run: Run) -> str:
+    text = json.dumps(dataclasses.asdict(run.config), indent=1)
+    return f"<details><summary>all values</summary><pre>{html.escape(text)}</pre></details>"
+
+
+def _section(title: str, *parts: str) -> str:
+    return f"<section><h2>{title}</h2>{''.join(parts)}</section>\n"
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"
+
+
+def _image(plot: Callable[[BinaryIO], None]) -> str:
+    """Draw into the page."""
+    buffer = BytesIO()
+    plot(buffer)
+    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+
+
+STYLE = """
+body { max-width: 56rem; margin: 3rem auto; padding: 0 1.5rem; color: #33393f; background: #fff;
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+h1 { font-size: 1.9rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .3rem; }
+.about { color: #66707a; margin: .2rem 0 1.5rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: 1rem; }
+.tiles div { border: 1px solid #d9dee2; border-radius: 8px; padding: .8rem 1rem; }
+.tiles b { display: block; font-size: 1.8rem; line-height: 1.2; }
+.tiles span { display: block; font-size: .9rem; } .tiles small { color: #66707a; line-height: 1.3; display: block; }
+img { width: 100%; display: block; margin: 1rem 0; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f7f8; border-radius: 8px; padding: 1rem;
+  font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
+pre i { font-style: normal; color: #8a949d; }
+summary { cursor: pointer; color: #2f6690; }
+"""

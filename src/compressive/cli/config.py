@@ -1,0 +1,39 @@
+"""`compressive config`: which presets there are, and what one of them holds."""
+
+from dataclasses import asdict, dataclass
+
+import tyro
+
+from compressive.cli import run
+from compressive.config import RunConfig, preset_names
+
+
+@dataclass(frozen=True)
+class Config:
+    """List presets, or show one in full."""
+
+    preset: tyro.conf.Positional[str | None] = None
+    """The preset to show; all names where none is given."""
+
+
+def main(arguments: list[str], prog: str) -> int:
+    """Print presets."""
+    return run(show, Config, arguments, prog, "List presets, or show one in full, defaults included.")
+
+
+def show(options: Config) -> int:
+    """Print the names of all presets, or one preset's values as TOML."""
+    if options.preset is None:
+        print("\n".join(preset_names()))
+        return 0
+    for table, values in asdict(RunConfig.from_preset(options.preset)).items():
+        print(f"[{table}]")
+        for name, value in values.items():
+            text = (
+                str(value).lower()
+                if isinstance(value, bool)
+                else repr(list(value) if isinstance(value, tuple) else value)
+            )
+            print(f"{name} = {text}".replace("'", '"'))
+        print()
+    return 0

@@ -1,0 +1,48 @@
+"""`compressive data prepare`: download or read a corpus and write its tokens."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from compressive.cli import guarded, run
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Download or read a corpus and write its tokens."""
+
+    corpus: tyro.conf.Positional[Literal["enwik8", "wikitext103", "wikitext2", "text"]]
+    """A published corpus, or text of your own."""
+    paths: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """For text: files (plain, .zip, .gz, .xz), folders with *.txt, or one folder with train/, valid/ and test/."""
+    source: Path | None = None
+    """For a published corpus: take this file (plain, .zip, .gz, .xz) or folder instead of downloading."""
+    data_dir: Path = Path("data")
+    """Folder of all corpora."""
+    tokenizer: Literal["auto", "bytes", "words", "bpe"] = "auto"
+    """How text becomes tokens; auto: words for WikiText, bytes for all else."""
+    vocab_size: int = 32000
+    """Number of tokens, for bpe."""
+    name: str | None = None
+    """Name of the corpus and of its folder in data_dir; by default the published one, or that of the only path."""
+    split: tuple[float, float, float] = (0.9, 0.05, 0.05)
+    """For text that is not cut already: shares of train, valid and test."""
+
+
+def main(arguments: list[str], prog: str) -> int:
+    """Parse the words, then prepare."""
+    return run(prepare, Prepare, arguments, prog, "Download or read a corpus and write its tokens.")
+
+
+def prepare(options: Prepare) -> int:
+    """Prepare a corpus; what a user can mend is one line on stderr and exit code 2."""
+    return guarded(lambda: _prepare(options), "compressive data prepare")
+
+
+def _prepare(options: Prepare) -> int:
+    from compressive.data import prepare as room
+
+    room.prepare(**vars(options))
+    return 0

@@ -1,0 +1,312 @@
+"""A prepared corpus: a folder of token files that are memory-mapped, and lanes through them.
+
+    train.bin valid.bin test.bin   tokens, little-endian, nothing else
+    tokenizer.json                 from text to tokens and back
+    manifest.json                  counts, checksums, where the text came from; written last
+
+A folder is filled aside and takes its name when it is whole, so a folder with that name is a whole corpus.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from compressive.data import tokenizer as tokenizers
+from compressive.data.download import sha256_of
+from compressive.data.tokenizer import Tokenizer, Tokens
+
+FORMAT = 1
+SPLITS = ("train", "valid", "test")
+MANIFEST = "manifest.json"
+ABANDONED = 24 * 3600.0  # seconds after which what a killed run left beside a corpus is cleared away
+
+
+@dataclass(frozen=True)
+class SplitInfo:
+    """What is known of one split."""
+
+    tokens: int
+    """Number of tokens."""
+    bytes: int
+    """Bytes of the text that they were made of."""
+    words: int
+    """Words of that text, as white space (of ASCII) separates them."""
+    sha256: str
+    """Of the token file."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a corpus is made of, as manifest.json has it."""
+
+    name: str
+    """The corpus."""
+    tokenizer: str
+    """Kind of its tokeniser: bytes, words or bpe."""
+    tokenizer_sha256: str
+    """Of tokenizer.json."""
+    vocab_size: int
+    """Number of different tokens."""
+    dtype: str
+    """Type of a token on disk: uint8, uint16 or uint32."""
+    splits: Mapping[str, SplitInfo]
+    """Train, valid and test."""
+    sources: Mapping[str, str]
+    """The files that the text was read from, in order, and the SHA-256 of each."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What was asked for when it was prepared."""
+    note: str = ""
+    """What one must know about this text before comparing results on it."""
+    format: int = FORMAT
+    """Version of this format."""
+
+    def save(self, folder: Path) -> None:
+        """Write manifest.json."""
+        _write_synced(folder / MANIFEST, (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read manifest.json."""
+        path = folder / MANIFEST
+        try:
+            values: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            if values["format"] != FORMAT:
+                raise ValueError(f"it has format {values['format']}, expected {FORMAT}")
+            values["splits"] = {name: SplitInfo(**values["splits"][name]) for name in SPLITS}
+            return cls(**values)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} cannot be used ({error}): prepare the corpus again") from error
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared corpus, opened: its tokens stay on disk until they are used."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Open a prepared corpus; check that its files are there and of the right size."""
+        if not (folder / MANIFEST).is_file():
+            raise FileNotFoundError(
+                f"no corpus in {folder}: expected {MANIFEST} there; run: compressive data prepare {folder.name}"
+            )
+        corpus = cls(folder, Manifest.load(folder))
+        for split in SPLITS:
+            path, expected = corpus._path(split), corpus.manifest.splits[split].tokens * corpus._dtype.itemsize
+            size = path.stat().st_size if path.is_file() else None
+            if size != expected:
+                found = "is not there" if size is None else f"has {size:,} bytes"
+                raise ValueError(f"{path} {found}, expected {expected:,} bytes: prepare the corpus again")
+        return corpus
+
+    @property
+    def name(self) -> str:
+        """The corpus."""
+        return self.manifest.name
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of different tokens."""
+        return self.manifest.vocab_size
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """From text to this corpus's tokens and back."""
+        return tokenizers.load_tokenizer(self.folder)
+
+    def split(self, name: str) -> "np.memmap[Any, np.dtype[np.unsignedinteger[Any]]]":
+        """All tokens of a split, read-only and read from disk when touched."""
+        self._info(name)
+        return np.memmap(self._path(name), self._dtype, mode="r")
+
+    def words(self, split: str) -> int:
+        """Words of a split's text; what perplexity per word divides by, whatever the tokeniser."""
+        return self._info(split).words
+
+    def bytes(self, split: str) -> int:
+        """Bytes of a split's text; what bits per character divide by, whatever the tokeniser."""
+        return self._info(split).bytes
+
+    def verify(self) -> None:
+        """Read every file and compare it with its checksum."""
+        expected = {self._path(split): self.manifest.splits[split].sha256 for split in SPLITS}
+        expected[self.folder / tokenizers.FILE] = self.manifest.tokenizer_sha256
+        for path, checksum in expected.items():
+            if (found := sha256_of(path)) != checksum:
+                raise ValueError(f"{path} has SHA-256 {found}, expected {checksum}: prepare the corpus again")
+
+    @property
+    def _dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
+        return np.dtype(self.manifest.dtype).newbyteorder("<")
+
+    def _path(self, split: str) -> Path:
+        return self.folder / f"{split}.bin"
+
+    def _info(self, split: str) -> SplitInfo:
+        if split not in SPLITS:
+            raise ValueError(f"split={split!r}: expected one of {', '.join(SPLITS)}")
+        return self.manifest.splits[split]
+
+
+def write_corpus(
+    folder: Path,
+    name: str,
+    tokenizer: Tokenizer,
+    splits: Mapping[str, Iterable[bytes]],
+    sources: Mapping[str, str],
+    note: str = "",
+    settings: Mapping[str, str] | None = None,
+) -> Corpus:
+    """Tokenise texts into a folder, in one pass and little memory; whatever fails leaves the folder as it was.
+
+    The chunks of a split may be cut anywhere. Splits are read in the order train, valid, test.
+    """
+    if set(splits) != set(SPLITS):
+        raise ValueError(f"splits {', '.join(splits)}: expected {', '.join(SPLITS)}")
+    refuse_foreign(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _clear_abandoned(folder)
+    aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
+    aside.mkdir()
+    try:
+        tokenizer.save(aside)
+        infos = {split: _write_split(aside / f"{split}.bin", name, split, tokenizer, splits[split]) for split in SPLITS}
+        Manifest(
+            name=name,
+            tokenizer=tokenizer.kind,
+            tokenizer_sha256=sha256_of(aside / tokenizers.FILE),
+            vocab_size=tokenizer.vocab_size,
+            dtype=tokenizer.dtype.name,
+            splits=infos,
+            sources=sources,
+            settings=settings or {},
+            note=note,
+        ).save(aside)
+        _take_place(aside, folder)
+    except BaseException:  # an interrupt too
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return Corpus.open(folder)
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Refuse to replace what is not a corpus: it may be someone's texts."""
+    if folder.exists() and not (folder / MANIFEST).is_file() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not a prepared corpus: choose another --name or --data-dir")
+
+
+def _write_split(path: Path, name: str, split: str, tokenizer: Tokenizer, chunks: Iterable[bytes]) -> SplitInfo:
+    text, checksum, count = _TextCount(), hashlib.sha256(), 0
+    dtype = tokenizer.dtype.newbyteorder("<")
+    with path.open("wb") as file:
+        for tokens in tokenizer.encode_chunks(text.watch(chunks)):
+            data = tokens.astype(dtype, copy=False).tobytes()
+            checksum.update(data)
+            file.write(data)
+            count += len(tokens)
+        file.flush()
+        os.fsync(file.fileno())
+    if count == 0:
+        raise ValueError(f"the {split} split of {name} is empty: expected some text; give more, or other shares")
+    return SplitInfo(count, text.bytes, text.words, checksum.hexdigest())
+
+
+def _take_place(aside: Path, folder: Path) -> None:
+    """Give a whole folder its name; an older one steps aside for it and is removed after."""
+    if not folder.exists():
+        aside.rename(folder)
+        return
+    old = aside.with_suffix(".old")
+    folder.rename(old)
+    try:
+        aside.rename(folder)
+    except BaseException:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old)
+
+
+def _clear_abandoned(folder: Path) -> None:
+    for pattern in (f".{folder.name}.{'[0-9a-f]' * 32}.{end}" for end in ("part", "old")):
+        for left in folder.parent.glob(pattern):
+            if time.time() - left.stat().st_mtime > ABANDONED:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class _TextCount:
+    """Counts the bytes and words of a text that passes by in chunks."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.words = 0
+
+    def watch(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        blank = np.zeros(256, bool)
+        blank[list(b" \t\n\r\v\f")] = True
+        after_blank = True
+        for chunk in chunks:
+            if chunk:
+                gaps = blank[np.frombuffer(chunk, np.uint8)]
+                self.bytes += len(chunk)
+                self.words += int(np.count_nonzero(gaps[:-1] & ~gaps[1:])) + bool(after_blank and not gaps[0])
+                after_blank = bool(gaps[-1])
+                yield chunk
+
+
+class Lanes:
+    """A text as `batch` streams of equal length, one after the other, so that each row of a batch reads on and on.
+
+    `first` and `count` choose some of these lanes, as where several processes share a batch. What is left over after
+    the last lane is dropped. Windows are views: nothing is copied before it is used.
+    """
+
+    def __init__(self, tokens: Tokens, batch: int, first: int = 0, count: int | None = None) -> None:
+        count = batch - first if count is None else count
+        if tokens.ndim != 1:
+            raise ValueError(f"tokens of shape {tokens.shape}: expected one row")
+        if batch < 1 or first < 0 or count < 1 or first + count > batch:
+            raise ValueError(
+                f"batch={batch}, first={first}, count={count}: expected at least one lane, within the batch"
+            )
+        size = len(tokens) // batch
+        if size < 2:
+            raise ValueError(
+                f"batch={batch}: {len(tokens)} tokens give lanes of {size}, expected at least 2 in each; "
+                f"use a batch of at most {len(tokens) // 2}, or more text"
+            )
+        self.batch, self.first, self.count = batch, first, count
+        self.length = size - 1
+        """Tokens of a lane that can be inputs, as each has one that follows."""
+        self._lanes: npt.NDArray[np.unsignedinteger[Any]] = tokens[: batch * size].reshape(batch, size)[
+            first : first + count
+        ]
+
+    def window(self, start: int, size: int) -> tuple[Tokens, Tokens]:
+        """Inputs and what follows each, (count, up to `size`) from `start` on; fewer than `size` only at the end."""
+        if not 0 <= start < self.length or size < 1:
+            raise ValueError(
+                f"start={start}, size={size}: expected a start from 0 to {self.length - 1} and a size of at least 1"
+            )
+        end = min(start + size, self.length)
+        return self._lanes[:, start:end], self._lanes[:, start + 1 : end + 1]

@@ -1,0 +1,135 @@
+"""From a text, wherever it is, to a prepared corpus."""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from compressive.data.corpus import SPLITS, Corpus, refuse_foreign, write_corpus
+from compressive.data.download import download
+from compressive.data.progress import progress
+from compressive.data.sources import PUBLISHED, Text, read_enwik8, read_text, read_wikitext
+from compressive.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, WordTokenizer
+
+DOWNLOADS = "downloads"
+TOKENIZERS = ("auto", "bytes", "words", "bpe")
+
+
+def prepare(
+    corpus: str,
+    paths: Sequence[Path],
+    source: Path | None,
+    data_dir: Path,
+    tokenizer: str,
+    vocab_size: int,
+    name: str | None,
+    split: tuple[float, float, float],
+) -> Corpus:
+    """Read a corpus, tokenise it and write it to `data_dir / name`; one that is there already is left as it is.
+
+    A published corpus comes from `source`, or else is downloaded; "text" comes from `paths`.
+    """
+    if corpus not in (*PUBLISHED, "text"):
+        raise ValueError(f"corpus={corpus!r}: expected one of {', '.join(PUBLISHED)}, text")
+    if tokenizer not in TOKENIZERS:
+        raise ValueError(f"tokenizer={tokenizer!r}: expected one of {', '.join(TOKENIZERS)}")
+    if corpus == "text" and source is not None:
+        raise ValueError(f"source={source}: text takes its files as PATH; leave out --source")
+    if corpus != "text" and paths:
+        raise ValueError(f"PATH {paths[0]}: {corpus} takes one file or folder; give it as --source {paths[0]}")
+    kind = tokenizer if tokenizer != "auto" else "words" if corpus.startswith("wikitext") else "bytes"
+    name = _name(corpus, paths) if name is None else name
+    if not re.fullmatch(r"\w[\w.-]*", name) or name == DOWNLOADS:
+        raise ValueError(f"name={name!r}: expected letters, digits, -, _ and ., and not {DOWNLOADS!r}")
+    folder = data_dir / name
+    refuse_foreign(folder)
+
+    settings = {"corpus": corpus, "tokenizer": kind}
+    if kind == "bpe":
+        settings["vocab_size"] = str(vocab_size)
+    if corpus == "text":
+        settings["split"] = " ".join(map(str, split))
+    elif source is None:
+        if (there := _same(folder, settings, None)) is not None:
+            return there
+        published = PUBLISHED[corpus]
+        archive = data_dir / DOWNLOADS / published.url.rsplit("/", 1)[-1]
+        source = download(published.url, archive, published.sha256)
+
+    text = _read(corpus, paths, source, split)
+    if (there := _same(folder, settings, text.sources)) is not None:
+        return there
+    made = write_corpus(
+        folder, name, _tokenizer(kind, text, vocab_size), _watched(text, "writing"), text.sources, text.note, settings
+    )
+    print(f"{folder}: prepared, {_summary(made)}")
+    if text.note:
+        print(f"note: {text.note}")
+    if (warning := _difference(corpus, made.words("train"))) is not None:
+        print(f"warning: {warning}", file=sys.stderr)
+    return made
+
+
+def _name(corpus: str, paths: Sequence[Path]) -> str:
+    if corpus != "text":
+        return corpus
+    if len(paths) > 1:
+        raise ValueError(f"no name for {len(paths)} paths: give the corpus one with --name")
+    return paths[0].resolve().name.split(".")[0] if paths else "text"
+
+
+def _read(corpus: str, paths: Sequence[Path], source: Path | None, split: tuple[float, float, float]) -> Text:
+    if source is None:
+        return read_text(paths, split)
+    return read_enwik8(source) if corpus == "enwik8" else read_wikitext(corpus, source)
+
+
+def _same(folder: Path, settings: Mapping[str, str], sources: Mapping[str, str] | None) -> Corpus | None:
+    """The corpus in the folder, if it was made with these settings and, where they are known, of these files."""
+    try:
+        there = Corpus.open(folder)
+    except (FileNotFoundError, ValueError):  # none, or a broken one: to be made anew
+        return None
+    if there.manifest.settings != settings:
+        return None
+    if sources is not None and list(there.manifest.sources.items()) != list(sources.items()):
+        return None
+    print(f"{folder}: already prepared, {_summary(there)}")
+    return there
+
+
+def _difference(corpus: str, words: int) -> str | None:
+    """How the train split differs from the published one, where only the number of its words can tell."""
+    expected = PUBLISHED[corpus].train_words if corpus in PUBLISHED else 0
+    if words == expected or not expected:
+        return None
+    title = PUBLISHED[corpus].title
+    return f"train has {words:,} words, {title} as published {expected:,}: results will not compare with others'"
+
+
+def _tokenizer(kind: str, text: Text, vocab_size: int) -> Tokenizer:
+    if kind == "bytes":
+        return ByteTokenizer()
+    train = _watched(text, "learning the vocabulary of")["train"]
+    return WordTokenizer.train(train) if kind == "words" else BPETokenizer.train(train, vocab_size)
+
+
+def _watched(text: Text, doing: str) -> Mapping[str, Iterator[bytes]]:
+    """A pass over the text that shows how far it is."""
+
+    def watch(split: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        with progress(f"{doing} {split}", text.sizes.get(split)) as advance:
+            for chunk in chunks:
+                advance(len(chunk))
+                yield chunk
+
+    return {split: watch(split, chunks) for split, chunks in text.splits().items()}
+
+
+def _summary(corpus: Corpus) -> str:
+    manifest = corpus.manifest
+    lines = [f"{manifest.tokenizer}, vocabulary {manifest.vocab_size:,}"]
+    for split in SPLITS:
+        info = manifest.splits[split]
+        lines.append(f"  {split:<5} {info.tokens:>13,} tokens {info.bytes:>13,} bytes {info.words:>12,} words")
+    return "\n".join(lines)

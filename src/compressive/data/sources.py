@@ -1,0 +1,306 @@
+"""Where texts come from: published corpora, and files of one's own, plain or packed.
+
+A packed file is only ever read as a stream; nothing is unpacked, so nothing can land outside its folder.
+"""
+
+import gzip
+import hashlib
+import lzma
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import IO, cast
+
+from compressive.data.corpus import SPLITS
+from compressive.data.download import sha256_of
+
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Published:
+    """A corpus that others have published: where it is, and how to know it."""
+
+    title: str
+    """What people call it."""
+    url: str
+    """Address of the archive."""
+    sha256: str
+    """Of the archive."""
+    contents: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the members that are checked whatever they came in."""
+    cuts: tuple[int, int] = (0, 0)
+    """Where valid and test begin, in bytes, if it is one file."""
+    train_words: int = 0
+    """Words of the train split, as published, if its SHA-256 is not."""
+
+
+PUBLISHED = {
+    "enwik8": Published(
+        title="enwik8",
+        url="http://mattmahoney.net/dc/enwik8.zip",
+        sha256="547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+        contents={"enwik8": "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"},
+        cuts=(90_000_000, 95_000_000),
+    ),
+    # WikiText's first address, an S3 bucket, is gone. Its author's mirror has the same archives: their SHA-256 is the
+    # one that Hugging Face's datasets recorded when the bucket was up.
+    "wikitext103": Published(
+        title="WikiText-103",
+        url="https://wikitext.smerity.com/wikitext-103-v1.zip",
+        sha256="242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+        contents={
+            "valid": "9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b",
+            "test": "56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
+        },
+        train_words=101_425_671,
+    ),
+    "wikitext2": Published(
+        title="WikiText-2",
+        url="https://wikitext.smerity.com/wikitext-2-v1.zip",
+        sha256="92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+        contents={
+            "valid": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+            "test": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+        },
+        train_words=2_051_910,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text in three splits, not read yet."""
+
+    sources: Mapping[str, str]
+    """The files it is in, in order, and the SHA-256 of each."""
+    splits: Callable[[], Mapping[str, Iterator[bytes]]]
+    """Gives a fresh pass over all splits, to be read in the order train, valid, test; any may be left unread."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of each split, where known beforehand."""
+    note: str = ""
+    """What one must know about it."""
+
+
+def read_enwik8(path: Path) -> Text:
+    """The first 90, next 5 and last 5 MB of enwik8; its content is checked, whatever it is packed in."""
+    corpus = PUBLISHED["enwik8"]
+    (member,) = corpus.contents
+    valid, test = corpus.cuts
+    _require_file(path, f"enwik8, plain or packed as .zip, .gz or .xz; it is at {corpus.url}")
+    inside = None
+    if path.suffix.lower() == ".zip":
+        inside = next((name for name in members(path) if PurePosixPath(name).name == member), None)
+        if inside is None:
+            raise FileNotFoundError(f"{path} has no member {member}: expected the archive at {corpus.url}")
+
+    def splits() -> Mapping[str, Iterator[bytes]]:
+        content = _Cutter(_checked(read_blocks(path, inside), corpus.contents[member], path, corpus))
+        return {"train": content.until(valid), "valid": content.until(test), "test": content.until(None)}
+
+    return Text({path.name: sha256_of(path)}, splits, {"train": valid, "valid": test - valid})
+
+
+def read_wikitext(name: str, path: Path) -> Text:
+    """WikiText as its authors cut it, from its archive or a folder with its three files, each plain, .gz or .xz."""
+    corpus = PUBLISHED[name]
+    present: dict[str, tuple[Path, str | None]]  # by its bare name: the file it is in, and where in an archive
+    if path.is_dir():
+        present = {file.name: (file, None) for file in sorted(path.iterdir()) if file.is_file()}
+    else:
+        _require_file(path, f"{corpus.title}'s archive, or a folder with its files; it is at {corpus.url}")
+        if path.suffix.lower() != ".zip":
+            raise ValueError(
+                f"{path}: expected a .zip, or a folder with wiki.train.tokens, wiki.valid.tokens and so on"
+            )
+        present = {PurePosixPath(member).name: (path, member) for member in members(path)}
+
+    files: dict[str, tuple[Path, str | None]] = {}
+    note = ""
+    for split in SPLITS:
+        official, shuffled = f"wiki.{split}.tokens", f"wiki.{split}.shuffled-articles.tokens"
+        found = [stem + end for stem in (official, shuffled) for end in ("", ".xz", ".gz") if stem + end in present]
+        if not found:
+            raise FileNotFoundError(
+                f"{path} has no {official}, plain, .gz or .xz: expected {corpus.title}'s {split} split there; "
+                f"the archive at {corpus.url} has it"
+            )
+        files[split] = present[found[0]]
+        if not found[0].startswith(official):
+            note = f"The articles of the {split} split are in a shuffled, not the official, order."
+
+    def splits() -> Mapping[str, Iterator[bytes]]:
+        return {
+            split: _checked(read_blocks(file, member), corpus.contents.get(split), file, corpus)
+            for split, (file, member) in files.items()
+        }
+
+    return Text({file.name: sha256_of(file) for file, _ in files.values()}, splits, note=note)
+
+
+def read_text(paths: Sequence[Path], split: tuple[float, float, float]) -> Text:
+    """Files of one's own, and all *.txt in folders, one after the other; cut at line ends by shares of their bytes.
+
+    One folder that holds the folders train, valid and test is taken as cut already.
+    """
+    if not paths:
+        raise ValueError("no PATH: expected text files, or folders with *.txt files, or one with train/, valid/, test/")
+    if len(split) != 3 or not all(share > 0 for share in split) or abs(sum(split) - 1) > 1e-6:
+        raise ValueError(f"split={tuple(split)}: expected three shares above 0 that sum to 1, as 0.9 0.05 0.05")
+    folders = [name for name in SPLITS if (paths[0] / name).is_dir()] if len(paths) == 1 else []
+    if folders and len(folders) < len(SPLITS):
+        missing = ", ".join(name for name in SPLITS if name not in folders)
+        raise ValueError(f"{paths[0]} has {', '.join(folders)} but no {missing}: expected all three, or name files")
+    if folders:
+        files = {name: _text_files([paths[0] / name]) for name in SPLITS}
+        sizes = {name: sum(map(len, _lines(files[name]))) for name in SPLITS}
+        return Text(_sums(chain(*files.values())), lambda: {name: _lines(files[name]) for name in SPLITS}, sizes)
+
+    every = _text_files(paths)
+    total = sum(map(len, _lines(every)))
+    valid, test = round(total * split[0]), round(total * (split[0] + split[1]))
+
+    def splits() -> Mapping[str, Iterator[bytes]]:
+        content = _Cutter(_lines(every))
+        return {
+            "train": content.until(valid, at_line_end=True),
+            "valid": content.until(test, at_line_end=True),
+            "test": content.until(None),
+        }
+
+    return Text(_sums(every), splits, {"train": valid, "valid": test - valid, "test": total - test})
+
+
+def open_source(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Open a file as named, decompressed streams: the members of a .zip, or the one of a .gz, .xz or plain file."""
+    kind = path.suffix.lower()
+    if kind == ".zip":
+        names = members(path)
+        with zipfile.ZipFile(path) as archive:
+            for name in names:
+                with archive.open(name) as stream:
+                    yield name, stream
+        return
+    with gzip.open(path) if kind == ".gz" else lzma.open(path) if kind == ".xz" else path.open("rb") as plain:
+        yield path.stem if kind in (".gz", ".xz") else path.name, cast(IO[bytes], plain)
+
+
+def members(path: Path) -> list[str]:
+    """Names of the files in a .zip; one that points out of its folder makes the whole suspect."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [member.filename for member in archive.infolist() if not member.is_dir()]
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is damaged or no archive ({error}): fetch it again") from error
+    for name in names:
+        if name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name) or re.match(r"[A-Za-z]:", name):
+            raise ValueError(f"{path} has a member {name!r} outside its folder: refused; fetch the archive elsewhere")
+    return names
+
+
+def read_blocks(path: Path, member: str | None = None) -> Iterator[bytes]:
+    """The bytes of a file, decompressed; of a .zip those of one member, or of all in order."""
+    try:
+        for name, stream in open_source(path):
+            if member in (None, name):
+                while block := stream.read(BLOCK):
+                    yield block
+    except (zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError, RuntimeError) as error:
+        # RuntimeError is how zipfile says that a member is encrypted, or packed in a way it does not know.
+        raise ValueError(f"{path} is damaged or of a kind that cannot be read ({error}): fetch it again") from error
+
+
+class _Cutter:
+    """One text, cut into parts that are read one after the other."""
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        self._blocks = iter(blocks)
+        self._rest = b""
+        self._at = 0
+
+    def until(self, end: int | None, at_line_end: bool = False) -> Iterator[bytes]:
+        """Go on to byte `end`, or to the first line end from there on, or, with None, to the end of all."""
+        while block := self._rest or next(self._blocks, b""):
+            cut: int | None = None
+            if end is not None and self._at + len(block) >= end:
+                cut = max(end - self._at, 0)
+                if at_line_end:
+                    line_end = block.find(b"\n", max(cut - 1, 0))
+                    cut = None if line_end < 0 else line_end + 1
+            self._rest = b"" if cut is None else block[cut:]
+            block = block[:cut]
+            self._at += len(block)
+            if block:
+                yield block
+            if cut is not None:
+                return
+
+
+def _checked(blocks: Iterable[bytes], sha256: str | None, path: Path, corpus: Published) -> Iterator[bytes]:
+    """Pass a text on; after its last block, refuse it if it is not the one that was published."""
+    found, size = hashlib.sha256(), 0
+    for block in blocks:
+        found.update(block)
+        size += len(block)
+        yield block
+    if sha256 is not None and found.hexdigest() != sha256:
+        raise ValueError(
+            f"{path} is not {corpus.title} as published: its {size:,} bytes have SHA-256 {found.hexdigest()}, expected "
+            f"{sha256}; fetch it from {corpus.url}, or prepare yours with: compressive data prepare text"
+        )
+
+
+@dataclass(frozen=True)
+class _TextFile:
+    """A file of one's own, or a member of one."""
+
+    name: str
+    path: Path
+    member: str | None = None
+
+
+def _text_files(paths: Iterable[Path]) -> list[_TextFile]:
+    """The files themselves, and all *.txt in folders and archives, each of these in order of their names."""
+    files: list[_TextFile] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*.txt") if file.is_file())
+            found = [_TextFile(f"{path.name}/{file.relative_to(path).as_posix()}", file) for file in inside]
+        else:
+            _require_file(path, "a text file, plain or packed as .zip, .gz or .xz, or a folder with *.txt")
+            packed = path.suffix.lower() == ".zip"
+            names = sorted(name for name in members(path) if name.endswith(".txt")) if packed else [None]
+            found = [_TextFile(path.name, path, name) for name in names]
+        if not found:
+            raise FileNotFoundError(f"{path} has no *.txt: expected some in it")
+        files += found
+    return files
+
+
+def _lines(files: Iterable[_TextFile]) -> Iterator[bytes]:
+    """The files one after the other, each ending its last line, so that two never share a word."""
+    for file in files:
+        last = b"\n"
+        for block in read_blocks(file.path, file.member):
+            yield block
+            last = block
+        if not last.endswith(b"\n"):
+            yield b"\n"
+
+
+def _sums(files: Iterable[_TextFile]) -> dict[str, str]:
+    """The SHA-256 of each file by its name, or by its whole path where another has the name."""
+    homes: dict[str, Path] = {}
+    for file in files:
+        name = file.name if homes.get(file.name, file.path) == file.path else file.path.as_posix()
+        homes[name] = file.path
+    return {name: sha256_of(path) for name, path in homes.items()}
+
+
+def _require_file(path: Path, expected: str) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: expected {expected}")

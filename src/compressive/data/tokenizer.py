@@ -1,0 +1,307 @@
+"""From text to tokens and back: bytes, a closed vocabulary of words, or byte-level BPE.
+
+Text is bytes throughout, so that nothing is assumed of it that a tokeniser does not need. A text may come in chunks cut
+anywhere: each tokeniser knows where a text can be cut without changing its tokens, and holds back what follows.
+"""
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Kind = Literal["bytes", "words", "bpe"]
+Tokens = npt.NDArray[np.unsignedinteger[Any]]
+Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+FILE = "tokenizer.json"
+CHUNK = 1 << 20  # bytes tokenised at once; bounds the memory that Python objects take
+KNOWN = 1 << 20  # pieces of text, about a word each, whose tokens BPE keeps in mind
+
+
+class Tokenizer(ABC):
+    """What every tokeniser can do; `kind` names it in files."""
+
+    kind: ClassVar[Kind]
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Number of different tokens."""
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """The smallest type that holds every token."""
+        return np.min_scalar_type(self.vocab_size - 1)
+
+    def encode(self, text: bytes) -> Tokens:
+        """The tokens of a whole text."""
+        return np.concatenate([np.empty(0, self.dtype), *self.encode_chunks([text])])
+
+    def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[Tokens]:
+        """The tokens of a text that comes in chunks, the same wherever these are cut."""
+        for offset, text in uncut(chunks, self.last_cut):
+            yield self._encode(text, offset)
+
+    @abstractmethod
+    def decode(self, ids: Ids) -> bytes:
+        """The text of tokens."""
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json."""
+        state = {"kind": self.kind} | self._state()
+        (folder / FILE).write_text(json.dumps(state) + "\n", "utf-8")
+
+    @staticmethod
+    @abstractmethod
+    def last_cut(text: bytes) -> int:
+        """The last place where the text can be cut whatever follows; 0 where there is none."""
+
+    @abstractmethod
+    def _encode(self, text: bytes, offset: int) -> Tokens:
+        """The tokens of a text that begins and ends at a cut, `offset` bytes into the whole."""
+
+    @abstractmethod
+    def _state(self) -> dict[str, Any]:
+        """What must be saved, for JSON."""
+
+    @classmethod
+    @abstractmethod
+    def _restore(cls, state: dict[str, Any]) -> Self:
+        """The inverse of `_state`."""
+
+    def _checked(self, ids: Ids) -> npt.NDArray[np.integer[Any]]:
+        array = np.asarray(ids)
+        if array.size == 0:
+            return np.empty(0, self.dtype)
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(f"ids of shape {array.shape} and type {array.dtype}: expected one row of whole numbers")
+        if array.min() < 0 or array.max() >= self.vocab_size:
+            wrong = array[(array < 0) | (array >= self.vocab_size)][0]
+            raise ValueError(f"token {wrong}: expected 0 to {self.vocab_size - 1}; was it made by another tokeniser?")
+        return array
+
+
+class ByteTokenizer(Tokenizer):
+    """Each byte is its own token."""
+
+    kind = "bytes"
+
+    @property
+    def vocab_size(self) -> int:
+        """All bytes."""
+        return 256
+
+    def decode(self, ids: Ids) -> bytes:
+        """The bytes that the tokens are."""
+        return self._checked(ids).astype(np.uint8).tobytes()
+
+    @staticmethod
+    def last_cut(text: bytes) -> int:
+        """Anywhere, so at the end."""
+        return len(text)
+
+    def _encode(self, text: bytes, offset: int) -> Tokens:
+        return np.frombuffer(text, np.uint8)
+
+    def _state(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def _restore(cls, state: dict[str, Any]) -> Self:
+        return cls()
+
+
+class WordTokenizer(Tokenizer):
+    """The words of the training text and no others, most frequent first, as adaptive softmax wants them.
+
+    Words are what stands between white space; each line ends in `<eos>`, empty lines too, as in TransformerXL.
+    Spaces within a line are not kept: a decoded line is its words with one space between.
+    """
+
+    kind = "words"
+    unknown = b"<unk>"
+    end = b"<eos>"
+
+    def __init__(self, words: Sequence[bytes], counts: Sequence[int]) -> None:
+        if len(words) != len(counts):
+            raise ValueError(f"{len(counts)} counts: expected one for each of {len(words)} words")
+        self.words = list(words)
+        self.counts = np.array(counts, np.int64)  # how often each word was seen in training
+        self._index = {word: index for index, word in enumerate(self.words)}
+        for special in (self.unknown, self.end):
+            if special not in self._index:
+                raise ValueError(f"the vocabulary has no {special.decode()}: expected one; train it anew")
+
+    @classmethod
+    def train(cls, chunks: Iterable[bytes]) -> Self:
+        """Take the vocabulary of a text; ties in frequency go to the word that appeared first."""
+        counter: Counter[bytes] = Counter()
+        for _, text in uncut(chunks, cls.last_cut):
+            counter.update(cls._split(text))
+        counter.update({cls.end: 0, cls.unknown: 0})
+        ranked = counter.most_common()  # stable: equal counts stay in order of appearance
+        return cls([word for word, _ in ranked], [count for _, count in ranked])
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of different words, the two special ones included."""
+        return len(self.words)
+
+    def decode(self, ids: Ids) -> bytes:
+        """Words with one space between, `<eos>` as a line end."""
+        end = self._index[self.end]
+        text = b" ".join(b"\n" if index == end else self.words[index] for index in self._checked(ids).tolist())
+        return text.replace(b" \n", b"\n").replace(b"\n ", b"\n")
+
+    @staticmethod
+    def last_cut(text: bytes) -> int:
+        """After the last line end."""
+        return text.rfind(b"\n") + 1
+
+    @classmethod
+    def _split(cls, text: bytes) -> list[bytes]:
+        words = text.replace(b"\n", b" " + cls.end + b" ").split()
+        if text and not text.endswith(b"\n"):
+            words.append(cls.end)
+        return words
+
+    def _encode(self, text: bytes, offset: int) -> Tokens:
+        words = self._split(text)
+        ids = map(self._index.get, words, repeat(self._index[self.unknown]))
+        return np.fromiter(ids, self.dtype, count=len(words))
+
+    def _state(self) -> dict[str, Any]:
+        # Words need not be UTF-8; what is not becomes lone surrogates, which JSON's escapes carry.
+        words = [word.decode("utf-8", "surrogateescape") for word in self.words]
+        return {"words": words, "counts": self.counts.tolist()}
+
+    @classmethod
+    def _restore(cls, state: dict[str, Any]) -> Self:
+        return cls([word.encode("utf-8", "surrogateescape") for word in state["words"]], state["counts"])
+
+
+class BPETokenizer(Tokenizer):
+    """Subwords over bytes, trained on a text, and lossless on any other: there is no unknown token."""
+
+    kind = "bpe"
+
+    # GPT-2's pattern never joins what stands before the last white space of a run with what follows it, if that is
+    # not white space. Only ASCII is looked at, so that no character is cut and no other white space is overlooked.
+    _CUT = re.compile(rb"(?=[\t-\r ][!-~])")
+    _LAST_CUT = re.compile(rb".*[\t-\r ](?=[!-~])", re.DOTALL)
+
+    def __init__(self, engine: "tokenizers.Tokenizer") -> None:
+        self._engine = engine
+        self._known: dict[bytes, list[int]] = {}  # tokens of pieces met before: most are met again and again
+        tokens = sorted(engine.get_vocab().items(), key=lambda item: item[1])
+        self._bytes = [bytes(_BYTES[character] for character in token) for token, _ in tokens]
+
+    @classmethod
+    def train(cls, chunks: Iterable[bytes], vocab_size: int) -> Self:
+        """Learn merges from a text, up to `vocab_size` tokens or as many as it has."""
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+        if vocab_size < 256:
+            raise ValueError(f"vocab_size={vocab_size}: expected at least 256, one token for each byte")
+        engine = Tokenizer(models.BPE())
+        engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            special_tokens=[],
+            show_progress=False,
+        )
+        texts = (_utf8(text, offset) for offset, text in uncut(chunks, cls.last_cut))
+        engine.train_from_iterator(texts, trainer)
+        return cls(engine)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of bytes and merges."""
+        return len(self._bytes)
+
+    def decode(self, ids: Ids) -> bytes:
+        """The bytes that the tokens stand for; they need not be whole characters."""
+        return b"".join([self._bytes[index] for index in self._checked(ids).tolist()])
+
+    @staticmethod
+    def last_cut(text: bytes) -> int:
+        """Before the last white space that something visible follows."""
+        cut = BPETokenizer._LAST_CUT.match(text)
+        return cut.end() - 1 if cut else 0
+
+    def _encode(self, text: bytes, offset: int) -> Tokens:
+        _utf8(text, offset)  # refused as a whole, as a piece does not know where it is
+        pieces = self._CUT.split(text)
+        if len(self._known) > KNOWN:
+            self._known.clear()
+        new = [piece for piece in set(pieces) if piece not in self._known]
+        found = self._engine.encode_batch_fast([piece.decode("utf-8") for piece in new])
+        self._known.update(zip(new, (encoding.ids for encoding in found), strict=True))
+        ids = chain.from_iterable(map(self._known.__getitem__, pieces))
+        return np.fromiter(ids, self.dtype)
+
+    def _state(self) -> dict[str, Any]:
+        return {"bpe": json.loads(self._engine.to_str())}
+
+    @classmethod
+    def _restore(cls, state: dict[str, Any]) -> Self:
+        from tokenizers import Tokenizer
+
+        return cls(Tokenizer.from_str(json.dumps(state["bpe"])))
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Read the tokeniser that `save` wrote into a folder."""
+    path = folder / FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: expected the tokeniser of a prepared corpus; prepare it again")
+    state = json.loads(path.read_text("utf-8"))
+    kinds: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in (ByteTokenizer, WordTokenizer, BPETokenizer)}
+    if not isinstance(state, dict) or state.get("kind") not in kinds:
+        raise ValueError(f"{path} holds no tokeniser of a kind that is known: expected one of {', '.join(kinds)}")
+    return kinds[state["kind"]]._restore(state)
+
+
+def uncut(chunks: Iterable[bytes], last_cut: Callable[[bytes], int]) -> Iterator[tuple[int, bytes]]:
+    """Cut a text anew, at places that `last_cut` allows; give each part and where in the whole it begins."""
+    offset, rest = 0, b""
+    for chunk in chunks:
+        for start in range(0, len(chunk), CHUNK):
+            text = rest + chunk[start : start + CHUNK]
+            cut = last_cut(text)
+            if cut:
+                yield offset, text[:cut]
+            offset, rest = offset + cut, text[cut:]
+    if rest:
+        yield offset, rest
+
+
+def _utf8(text: bytes, offset: int) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"byte 0x{text[error.start]:02x} at offset {offset + error.start:,} is not UTF-8, which BPE expects: "
+            "re-encode the text, or use --tokenizer bytes"
+        ) from error
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's way to write bytes: printable ones as they are, the others as the characters from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()

@@ -1,0 +1,58 @@
+"""Dynamic evaluation the paper's naive way (section 5.3): go on training over the text that is scored.
+
+Each window is scored before the model learns from it, so every token is still predicted from the past alone.
+"""
+
+import copy
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from compressive.config import Precision
+from compressive.evaluation.score import Nats, Progress, Tokens, Window, autocast, read_through
+from compressive.model.language_model import CompressiveLM
+from compressive.model.memory import Memory
+
+LEARNING_RATE = 3e-5
+"""A tenth of the paper's highest rate: one window of one lane is a small batch."""
+
+
+def dynamic_score(
+    model: CompressiveLM,
+    tokens: Tokens,
+    *,
+    learning_rate: float = LEARNING_RATE,
+    clip: float = 0.1,
+    lanes: int = 1,
+    precision: Precision = "fp32",
+    limit: int | None = None,
+    progress: Progress | None = None,
+) -> Nats:
+    """Score as `score` does, with a copy of the model that takes one Adam step after every window.
+
+    Both losses train, and both sets of parameters are clipped apart at the norm `clip`, as in training. Adam starts
+    afresh. Dropout is off, so that one pass gives both the score and the gradient.
+    """
+    if learning_rate <= 0:
+        raise ValueError(f"learning_rate={learning_rate}: expected a number above 0, such as {LEARNING_RATE}")
+    model = copy.deepcopy(model).requires_grad_(True)
+    compressors = model.compressor_parameters()
+    chosen = {id(parameter) for parameter in compressors}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    optimiser = torch.optim.Adam(others + compressors, lr=learning_rate)
+
+    def read(window: Window, memory: Memory) -> tuple[Tensor, Memory]:
+        with autocast(model, precision):
+            out = model(window.tokens, memory, targets=window.targets)
+        assert out.nll is not None
+        loss = (out.nll * window.real).sum() / window.real.sum() + out.compression_loss
+        optimiser.zero_grad()
+        loss.backward()
+        clip_grad_norm_(others, clip)
+        clip_grad_norm_(compressors, clip)
+        optimiser.step()
+        return out.nll.detach(), out.memory.detach()
+
+    with torch.enable_grad():
+        return read_through(model, tokens, read, lanes=lanes, limit=limit, progress=progress)

@@ -1,0 +1,93 @@
+"""From the nats of every token to the figures that people compare."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from compressive.evaluation.score import Nats, Tokens
+
+if TYPE_CHECKING:
+    from compressive.data.corpus import Corpus
+
+Split = Literal["train", "valid", "test"]
+
+BUCKETS = ((">10K", 10_001), ("1K-10K", 1_000), ("100-1K", 100), ("<100", 0))
+"""Table 7's buckets, and from how many occurrences in training on a word is in one.
+
+That is: more than 10,000; 1,000 to 10,000, both included; 100 to 999; fewer than 100.
+"""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The words of one training frequency."""
+
+    name: str
+    tokens: int
+    perplexity: float | None  # None where there are no such tokens
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What the score of a text comes to."""
+
+    tokens: int
+    whole_split: bool
+    nats: float  # L, of all tokens together
+    nats_per_token: float
+    bits_per_token: float
+    perplexity: float  # e^(nats per token)
+    bits_per_character: float | None  # where tokens are bytes
+    bits_per_byte: float | None  # of the text, where they are not; of the whole split only
+    words: int | None  # counted in the whole split
+    word_perplexity: float | None  # e^(L / words), section 4.2; of the whole split only
+    buckets: tuple[Bucket, ...]  # by frequency in training, where tokens are words
+
+    @property
+    def headline(self) -> str:
+        """Name of the figure to compare by: that of the paper for the kind of token."""
+        if self.bits_per_character is not None:
+            return "bits_per_character"
+        return "perplexity" if self.buckets or self.word_perplexity is None else "word_perplexity"
+
+
+def summarise(nll: Nats, corpus: "Corpus", split: Split) -> Metrics:
+    """Sum up the score of a split of a corpus, or of its beginning."""
+    kind, text = corpus.tokenizer.kind, corpus.split(split)
+    counts = getattr(corpus.tokenizer, "counts", None) if kind == "words" else None
+    whole = len(nll) == len(text)
+    words, size = (corpus.words(split), corpus.bytes(split)) if whole else (0, 0)
+    nats = float(nll.sum())
+    mean = nats / len(nll)
+    bits = mean / math.log(2)
+    return Metrics(
+        tokens=len(nll),
+        whole_split=whole,
+        nats=nats,
+        nats_per_token=mean,
+        bits_per_token=bits,
+        perplexity=_exp(mean),
+        bits_per_character=bits if kind == "bytes" else None,
+        bits_per_byte=nats / math.log(2) / size if kind != "bytes" and size else None,
+        words=words or None,
+        word_perplexity=_exp(nats / words) if words else None,
+        buckets=() if counts is None else by_frequency(nll, text[: len(nll)], counts),
+    )
+
+
+def by_frequency(nll: Nats, tokens: Tokens, counts: Tokens) -> tuple[Bucket, ...]:
+    """Break perplexity down by how often a token occurs in training (Table 7); `counts` has one entry per token."""
+    seen = counts[np.asarray(tokens)]
+    found, below = [], np.inf
+    for name, least in BUCKETS:
+        inside = nll[(seen >= least) & (seen < below)]
+        found.append(Bucket(name, len(inside), _exp(float(inside.mean())) if len(inside) else None))
+        below = least
+    return tuple(found)
+
+
+def _exp(value: float) -> float:
+    with np.errstate(over="ignore"):  # a perplexity too large for a float is infinite
+        return float(np.exp(value))

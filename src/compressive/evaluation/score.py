@@ -1,0 +1,180 @@
+"""Score a text: -log p of every token, each exactly once, with memory carried from window to window.
+
+B lanes, T tokens per window, n tokens in all.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compressive.config import Precision
+from compressive.model.language_model import CompressiveLM
+from compressive.model.memory import Memory
+
+Tokens = np.ndarray[Any, np.dtype[Any]]
+Nats = np.ndarray[Any, np.dtype[np.float64]]
+Progress = Callable[[int, int], None]
+
+BLOCK = 32
+"""How many windows travel to the device at a time."""
+LONG = 2_000_000
+"""From so many tokens on a text is read in `LANES` lanes, if nobody says in how many."""
+LANES = 16
+
+
+class Window(NamedTuple):
+    """One window of every lane, on the device."""
+
+    tokens: Tensor  # (B, T)
+    targets: Tensor  # (B, T)
+    real: Tensor  # (B, T), bool: false where a lane has run out and is padded
+
+
+def score(
+    model: CompressiveLM,
+    tokens: Tokens,
+    *,
+    lanes: int = 1,
+    precision: Precision = "fp32",
+    limit: int | None = None,
+    progress: Progress | None = None,
+) -> Nats:
+    """Return -log p in nats of every token of a text, or of its first `limit` tokens.
+
+    With one lane memory is carried through the whole text. More lanes are faster: the text is cut into as many
+    stretches, each of which begins with empty memory, its first token predicted from the one before it alone.
+    The very first token, which nothing precedes, costs ln(vocab_size). `progress` is told how many tokens are
+    read, of how many.
+    """
+
+    def read(window: Window, memory: Memory) -> tuple[Tensor, Memory]:
+        out = model(window.tokens, memory, targets=window.targets)
+        assert out.nll is not None
+        return out.nll, out.memory
+
+    with torch.no_grad(), autocast(model, precision):
+        return read_through(model, tokens, read, lanes=lanes, limit=limit, progress=progress)
+
+
+def read_through(
+    model: CompressiveLM,
+    tokens: Tokens,
+    read: Callable[[Window, Memory], tuple[Tensor, Memory]],
+    *,
+    lanes: int,
+    limit: int | None,
+    progress: Progress | None,
+) -> Nats:
+    """Call `read` on window after window in evaluation mode, and gather the nats (B, T) that it gives.
+
+    Nothing waits for the device before the end: tokens come in blocks from pinned memory, nats go back likewise.
+    """
+    device = next(model.parameters()).device
+    text = Stretches(tokens if limit is None else tokens[: _at_least_1("limit", limit)], lanes, model.config.vocab_size)
+    memory, column, parts = model.initial_memory(text.lanes), 0, []
+    with evaluating(model):
+        for windows in text.blocks(model.config.window, device):
+            block = []
+            for window in windows:
+                nats, memory = read(window, memory)
+                block.append(nats)
+            parts.append(torch.cat(block, dim=1).to("cpu", non_blocking=True))
+            column += parts[-1].shape[1]
+            if progress is not None:
+                progress(text.count_until(column), text.size)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return text.gather([part.double().numpy() for part in parts])
+
+
+def lanes_for(size: int) -> int:
+    """In how many lanes to read a text: one, so that memory is as long as can be, or some where it is long."""
+    return 1 if size < LONG else LANES
+
+
+class Stretches:
+    """A text cut into contiguous stretches, one per lane, that are read side by side.
+
+    Every token but the first is to be predicted in exactly one lane. Lanes differ in length by one at most; the
+    last window is padded, so that all windows have one shape and a compiled model is compiled once.
+    """
+
+    def __init__(self, tokens: Tokens, lanes: int, vocab_size: int) -> None:
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise ValueError(f"tokens of type {tokens.dtype} and shape {tokens.shape}: expected a row of integers")
+        self.tokens, self.size, self.vocab_size = tokens, _at_least_1("tokens", len(tokens)), vocab_size
+        predicted = self.size - 1
+        self.lanes = max(1, min(_at_least_1("lanes", lanes), predicted))
+        self.edges = np.array([lane * predicted // self.lanes for lane in range(self.lanes + 1)])
+        self.lengths = np.diff(self.edges)
+
+    def blocks(self, window: int, device: torch.device) -> Iterator[list[Window]]:
+        """Yield all windows, some at a time: they travel together."""
+        lengths = torch.from_numpy(self.lengths).to(device)[:, None]
+        count = -(-int(self.lengths.max()) // window)
+        for first in range(0, count, BLOCK):
+            start, stop = first * window, min(first + BLOCK, count) * window
+            block = _to_device(self._columns(start, stop + 1), device)
+            real = torch.arange(start, stop, device=device) < lengths
+            parts = (part.split(window, dim=1) for part in (block[:, :-1], block[:, 1:], real))
+            yield [Window(*part) for part in zip(*parts, strict=True)]
+
+    def count_until(self, column: int) -> int:
+        """How many tokens are scored once every lane has been read up to this column."""
+        return 1 + int(np.minimum(self.lengths, column).sum())
+
+    def gather(self, parts: list[Nats]) -> Nats:
+        """Put what was computed for all windows, (B, columns) in parts, back into the order of the text."""
+        nats = np.full(self.size, math.log(self.vocab_size))
+        column = 0
+        for part in parts:
+            for lane, (edge, length) in enumerate(zip(self.edges, self.lengths, strict=False)):
+                kept = part[lane, : max(0, length - column)]
+                nats[1 + edge + column :][: len(kept)] = kept
+            column += part.shape[1]
+        return nats
+
+    def _columns(self, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Tokens from `start` to `stop` of every lane, (B, stop - start), zeros where a lane has run out."""
+        columns = np.zeros((self.lanes, stop - start), dtype=np.int64)
+        for row, edge, length in zip(columns, self.edges, self.lengths, strict=False):
+            found = self.tokens[edge + start : edge + max(start, min(stop, length + 1))]
+            row[: len(found)] = found
+        if columns.min() < 0 or columns.max() >= self.vocab_size:
+            raise ValueError(
+                f"tokens from {columns.min()} to {columns.max()}: expected 0 to {self.vocab_size - 1}, the model's "
+                "vocab_size; score text of the corpus that the model was trained on"
+            )
+        return columns
+
+
+def autocast(model: nn.Module, precision: Precision) -> torch.autocast:
+    """Do matrix products in the asked-for precision, wherever the model is."""
+    return torch.autocast(next(model.parameters()).device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode for a while."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def _to_device(columns: np.ndarray[Any, np.dtype[np.int64]], device: torch.device) -> Tensor:
+    tokens = torch.from_numpy(columns)
+    return tokens.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tokens.to(device)
+
+
+def _at_least_1(name: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"{name}={value}: expected at least 1")
+    return value

@@ -1,0 +1,84 @@
+"""A run's weights, read once, and models of any memory sizes made of them."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from compressive.config import EmptyMemory, ModelConfig, PerLayer
+from compressive.model.language_model import CompressiveLM
+from compressive.run import Run
+from compressive.training import checkpoint
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model with the memory to evaluate it with."""
+
+    config: ModelConfig
+    reason: str  # for its `empty_memory`
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One checkpoint's weights, with the model that they were trained as."""
+
+    config: ModelConfig
+    step: int
+    weights: dict[str, Tensor]
+
+    @classmethod
+    def load(cls, run: Run, which: Literal["best", "last"] = "best") -> Self:
+        """Read the checkpoint that did best on the validation split, or the last."""
+        found = checkpoint.best(run.checkpoints) if which == "best" else checkpoint.latest(run.checkpoints)
+        if found is None:
+            raise checkpoint.CheckpointError(f"{run.folder} holds no whole checkpoint; train it with --resume first")
+        return cls(run.config.model, found.step, found.tensors("model"))
+
+    def setting(
+        self,
+        memory_size: PerLayer | None = None,
+        compressed_size: PerLayer | None = None,
+        empty_memory: EmptyMemory | Literal["auto"] = "auto",
+    ) -> Setting:
+        """Choose the memory, what is not given as in training, and check that the weights can do it.
+
+        With a memory larger than in training a text begins with more empty slots than the model ever saw; if
+        nobody says otherwise, they are masked then.
+        """
+        sizes = {"memory_size": memory_size, "compressed_size": compressed_size}
+        config = dataclasses.replace(self.config, **{k: v for k, v in sizes.items() if v is not None})  # type: ignore[arg-type]
+        self._check_compressors(config)
+        if empty_memory != "auto":
+            return Setting(dataclasses.replace(config, empty_memory=empty_memory), "asked for")
+        if config.empty_memory == "zeros" and _is_larger(config, self.config):
+            return Setting(dataclasses.replace(config, empty_memory="masked"), "memory is larger than in training")
+        return Setting(config, "as in training")
+
+    def model(self, config: ModelConfig, device: torch.device | str = "cpu") -> CompressiveLM:
+        """Build a model, in evaluation mode; compressors of layers that no longer compress are left out."""
+        model = CompressiveLM(config)
+        wanted = model.state_dict()
+        weights = {name: w for name, w in self.weights.items() if name in wanted or "compress" not in name}
+        model.load_state_dict(weights)
+        return model.to(device).eval()
+
+    def _check_compressors(self, config: ModelConfig) -> None:
+        with torch.device("meta"):
+            wanted = CompressiveLM(config).trunk.named_parameters(prefix="trunk")
+        lacking = {int(name.split(".")[2]) for name, _ in wanted if "compress" in name and name not in self.weights}
+        if lacking:
+            layers = ", ".join(map(str, sorted(lacking)))
+            raise ValueError(
+                f"compressed_size={config.compressed_size}: expected 0 in layers {layers}, "
+                f"trained without compressed memory and so without a {config.compression!r} compressor; "
+                "train with a compressed_size above 0 to change it later"
+            )
+
+
+def _is_larger(config: ModelConfig, trained: ModelConfig) -> bool:
+    """Whether any layer has more slots of either kind."""
+    now, then = ((*c.memory_sizes, *c.compressed_sizes) for c in (config, trained))
+    return any(a > b for a, b in zip(now, then, strict=True))

@@ -1,0 +1,104 @@
+"""Text from a model: read a prompt of any length, then draw tokens one at a time, in constant time and space.
+
+for tokens in generate(model, prompt, 500, samples=4):
+    ...  # (4,): the next token of each sample
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from compressive.config import ModelConfig
+from compressive.evaluation.score import evaluating
+from compressive.generation.sampling import check_sampling, sample
+from compressive.model.decoding import DecodingState
+from compressive.model.language_model import CompressiveLM
+
+
+def generate(
+    model: CompressiveLM,
+    prompt: Tensor,
+    length: int,
+    *,
+    samples: int = 1,
+    temperature: float = 1.0,
+    top_p: float = 0.98,
+    top_k: int = 0,
+    seed: int = 0,
+) -> Iterator[Tensor]:
+    """Continue a prompt (n,), n >= 1, by `length` tokens, several times over; yields tokens (samples,) as they come.
+
+    The prompt is read once, whatever the number of samples. Neither the global random state nor, while the
+    caller holds control, the model's mode is changed, so that a trainer may sample between two steps.
+    """
+    check_sampling(temperature, top_p, top_k)
+    prompt = _checked(model, prompt)
+    for name, value in (("length", length), ("samples", samples)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: expected at least 1")
+
+    @torch.no_grad()
+    def draw() -> Iterator[Tensor]:
+        logits, state = prime(model, prompt)
+        generator = torch.Generator(logits.device).manual_seed(seed)
+        fork = torch.zeros(samples, dtype=torch.long, device=logits.device)
+        logits, state = logits[fork], state.select(fork)
+        for remaining in reversed(range(length)):
+            tokens = sample(logits, temperature=temperature, top_p=top_p, top_k=top_k, generator=generator)
+            yield tokens
+            if remaining:
+                with evaluating(model) if model.training else nullcontext():
+                    logits, state = model.step(tokens, state)
+
+    return draw()
+
+
+@torch.no_grad()
+def prime(model: CompressiveLM, prompt: Tensor) -> tuple[Tensor, DecodingState]:
+    """Read a prompt (n,) into an empty memory; return the logits (1, V) of what follows, and the state to go on from.
+
+    Whole windows are read at once, what is left over step by step: a book costs one pass, not a step per token.
+    """
+    tokens, window = _checked(model, prompt).to(next(model.parameters()).device), model.config.window
+    whole = len(tokens) // window * window
+    memory, hidden = model.initial_memory(1), None
+    with evaluating(model):
+        for begin in range(0, whole, window):
+            # The trunk alone: of all these tokens at most the last one's scores are wanted.
+            out = model.trunk(model.embedding(tokens[None, begin : begin + window]), memory)
+            memory, hidden = out.memory, out.hidden[:, -1]
+        state = model.decoding_state(memory)
+        logits = None if hidden is None else model.embedding.logits(hidden)
+        for position in range(whole, len(tokens)):
+            logits, state = model.step(tokens[position, None], state)
+    assert logits is not None
+    return logits, state
+
+
+def tokens_to_fill(config: ModelConfig) -> int:
+    """How many tokens, in whole windows, leave no slot of either memory empty."""
+
+    def windows(recent: int, compressed: int, rate: int) -> int:
+        # Once recent memory is full each window evicts as many memories as it has tokens.
+        return math.ceil(recent / config.window) + math.ceil(compressed / max(1, config.window // rate))
+
+    sizes = zip(config.memory_sizes, config.compressed_sizes, config.compression_rates, strict=True)
+    return max(windows(*size) for size in sizes) * config.window
+
+
+def _checked(model: CompressiveLM, prompt: Tensor) -> Tensor:
+    """The prompt as long integers, where it is one."""
+    if prompt.ndim != 1 or len(prompt) == 0:
+        raise ValueError(
+            f"prompt of shape {tuple(prompt.shape)}: expected (n,) with n >= 1; to begin from nothing give one token, "
+            "such as a newline"
+        )
+    tokens, V = prompt.long(), model.config.vocab_size
+    if prompt.is_floating_point() or tokens.min() < 0 or tokens.max() >= V:
+        raise ValueError(
+            f"prompt of {prompt.dtype} from {tokens.min()} to {tokens.max()}: expected whole numbers from 0 to {V - 1}"
+        )
+    return tokens

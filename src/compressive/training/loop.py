@@ -1,0 +1,407 @@
+"""Training: one straight loop, from the corpus to `loss.backward()` and on.
+
+compressive train enwik8-base --train.steps 1000
+"""
+
+import contextlib
+import math
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from compressive.config import RunConfig
+from compressive.data.corpus import Corpus, Lanes
+from compressive.evaluation.score import score
+from compressive.generation.generate import generate
+from compressive.model.language_model import CompressiveLM
+from compressive.model.memory import Memory
+from compressive.run import Run, pick_device
+from compressive.training import checkpoint
+from compressive.training.flops import peak_flops, training_flops_per_token
+from compressive.training.metrics import Recorder, clock, warn
+from compressive.training.schedule import is_update, learning_rate, steps_per_update
+
+FINISHED, INTERRUPTED = 0, 75
+"""Exit codes: trained to the end; saved after a signal, to be resumed."""
+PATIENCE = 3
+"""So many steps in a row may give no finite loss or gradient before training stops."""
+
+
+class DivergedError(RuntimeError):
+    """Loss or gradients stayed non-finite."""
+
+
+def train(run: Run) -> int:
+    """Train a run from its newest checkpoint, or from the beginning where it has none, to its last step."""
+    config, options = run.config, run.config.train
+    device = pick_device(options.device)
+    corpus = run.corpus()
+    if corpus.vocab_size > config.model.vocab_size:
+        raise ValueError(
+            f"vocab_size={config.model.vocab_size}: the corpus {corpus.name} has {corpus.vocab_size} tokens; "
+            f"give --model.vocab-size {corpus.vocab_size}"
+        )
+    lanes = Lanes(corpus.split("train"), options.batch)
+    stride = config.model.window * options.unroll
+    if lanes.length < stride:
+        raise ValueError(
+            f"batch={options.batch}: a lane of {corpus.name} has {lanes.length} tokens, a step needs {stride}; "
+            "take fewer lanes or a smaller window"
+        )
+
+    torch.manual_seed(options.seed)
+    model = CompressiveLM(config.model).to(device).train()
+    compressors = model.compressor_parameters()
+    chosen = {id(parameter) for parameter in compressors}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    optimiser = torch.optim.Adam(others + compressors, lr=options.learning_rate, fused=True)
+    memory = model.initial_memory(options.batch)
+    totals: list[Tensor] = []  # gradients summed since the last update, where updates are rarer than steps
+    counted = torch.zeros((), device=device)  # and over how many steps
+    step, position, tokens_read, best, seconds = 0, 0, 0, math.inf, 0.0
+    if (saved := checkpoint.latest(run.checkpoints)) is not None:
+        step, position, tokens_read, best, seconds = (
+            saved.state[name] for name in ("step", "position", "tokens", "best", "seconds")
+        )
+        memory, totals, counted = _restore(saved, model, optimiser, device)
+
+    forward = torch.compile(model, fullgraph=True) if options.compile else model
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16")
+    late, tally = Late(device), Tally(config, device)
+    unit = "bpc" if corpus.tokenizer.kind == "bytes" else "ppl"
+
+    def save() -> None:
+        parts = {"model": model.state_dict(), "trainer": _trainer_tensors(optimiser, memory, totals, counted)}
+        state = {"step": step, "position": position, "tokens": tokens_read, "best": best, "seconds": recorder.seconds}
+        checkpoint.save(run.checkpoints, step, parts, state)
+
+    with Recorder(run.folder, config, step, seconds, unit) as recorder, _signals() as stop:
+        where = f"from step {step}" if step else f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
+        recorder.say(f"training {run.folder} on {corpus.name}, {device}, {options.precision}, {where}")
+        while step < options.steps and not stop:
+            # One step: some windows of every lane, memory carried, gradients through all of them.
+            before, task, compression = memory, torch.zeros((), device=device), torch.zeros((), device=device)
+            with autocast:
+                for i in range(options.unroll):
+                    x, y = _batch(lanes, position + i * config.model.window, config.model.window, device)
+                    out = forward(x, memory, targets=y)
+                    memory = out.memory
+                    task = task + out.nll.mean() / options.unroll
+                    compression = compression + out.compression_loss / options.unroll
+            (task + compression).backward()  # they share no parameter, so no constant weighs them
+
+            # Whether the step is any good is decided on the device; nothing waits for it here.
+            norms = [_norm(group) for group in (others, compressors)]
+            finite = (task + compression).isfinite() & norms[0].isfinite() & norms[1].isfinite()
+            memory = memory.detach().where(finite, before)
+            if steps_per_update(step, config.train) > 1:
+                totals, counted = _accumulate(totals, counted, others + compressors, finite)
+            if is_update(step, config.train):
+                if totals:
+                    for parameter, total in zip(others + compressors, totals, strict=True):
+                        parameter.grad = total / counted.clamp(min=1)
+                    good, norms = counted > 0, [_norm(group) for group in (others, compressors)]
+                    totals, counted = [], torch.zeros_like(counted)
+                else:
+                    good = finite
+                for group, norm in zip((others, compressors), norms, strict=True):
+                    clip_grads_with_norm_(group, options.clip, norm)
+                for settings in optimiser.param_groups:
+                    settings["lr"] = learning_rate(step, options)
+                optimiser.found_inf = (~good).float()  # type: ignore[attr-defined]  # the fused kernel then does nothing
+                optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+
+            step += 1
+            tokens_read += options.batch * stride
+            position = position + stride if position + 2 * stride <= lanes.length else 0
+            tally.add(step, late.exchange(torch.stack([task.detach(), compression.detach(), *norms, finite.float()])))
+
+            if step % options.log_every == 0 or step == options.steps:
+                tally.add(step, late.flush())
+                recorder.train(step, tally.take(step, learning_rate(step - 1, options), tokens_read))
+            improved = False
+            if options.eval_every and (step % options.eval_every == 0 or step == options.steps):
+                loss = _evaluate(model, corpus, config)
+                improved, best = loss < best, min(loss, best)
+                recorder.evaluation(step, {"split": "valid", **figures(loss)}, improved)  # type: ignore[dict-item]
+                tally.pause()
+            if options.sample_every and (step % options.sample_every == 0 or step == options.steps):
+                _sample(model, corpus, run.folder, step, options.sample_tokens)
+                tally.pause()
+            if improved or step % options.checkpoint_every == 0 or step == options.steps or stop:
+                tally.add(step, late.flush())
+                last = step == options.steps or bool(stop)
+                with contextlib.nullcontext() if last else _shrug_off(recorder):
+                    save()
+                    if improved:
+                        checkpoint.mark_best(run.checkpoints, step, best)
+                    checkpoint.prune(run.checkpoints)
+                tally.pause()
+        if stop:
+            recorder.say(f"saved step {step} after {stop[0].name}; continue with --resume")
+            return INTERRUPTED
+        recorder.say(
+            f"done: {step} steps in {clock(recorder.seconds)}; evaluate with: compressive evaluate {run.folder}"
+        )
+    return FINISHED
+
+
+class Late:
+    """Hands numbers from the device to the host one step late, so that no step waits for its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.pending: Tensor | None = None
+        self.event = torch.cuda.Event() if self.cuda else None
+
+    def exchange(self, values: Tensor) -> list[float] | None:
+        """Take this step's numbers, give the last one's."""
+        before = self.flush()
+        if self.event is not None:
+            self.pending = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self.pending.copy_(values, non_blocking=True)
+            self.event.record()
+        else:
+            self.pending = values
+        return before
+
+    def flush(self) -> list[float] | None:
+        """Give what is still pending."""
+        values, self.pending = self.pending, None
+        if values is None:
+            return None
+        if self.event is not None:
+            self.event.synchronize()
+        numbers: list[float] = values.tolist()
+        return numbers
+
+
+class Tally:
+    """Averages what steps report, watches for divergence, measures speed."""
+
+    def __init__(self, config: RunConfig, device: torch.device) -> None:
+        self.device, self.clip = device, config.train.clip
+        self.tokens_per_step = config.train.batch * config.train.unroll * config.model.window
+        self.flops = training_flops_per_token(config.model)
+        self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        self.rows: list[list[float]] = []
+        self.in_a_row = 0
+        self.clock, self.steps, self.busy = time.monotonic(), 0, 0.0
+
+    def add(self, step: int, row: list[float] | None) -> None:
+        """Take the numbers of one step, if there are any."""
+        if row is None:
+            return
+        if row[-1]:
+            self.rows.append(row)
+            self.in_a_row = 0
+            return
+        self.in_a_row += 1
+        warn(f"loss {row[0]:.3g}, gradient norm {row[2]:.3g} about step {step - 1}: update and memory skipped")
+        if self.in_a_row >= PATIENCE:
+            raise DivergedError(
+                f"no finite loss or gradient for {PATIENCE} steps in a row, about step {step - 1}; the last checkpoint "
+                "is good: lower train.learning-rate, lengthen train.warmup-steps, or try train.precision fp32"
+            )
+
+    def pause(self) -> None:
+        """Do not count the time since training paused for something else."""
+        self.clock = time.monotonic()
+
+    def take(self, step: int, rate: float, tokens: int) -> dict[str, float | None]:
+        """Give the averages since the last time."""
+        rows, self.rows = np.array(self.rows or [[math.nan] * 5]), []
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.monotonic()
+        seconds, self.clock = now - self.clock, now
+        steps, self.steps = step - self.steps, step
+        speed = steps * self.tokens_per_step / max(seconds, 1e-9)
+        loss, compression, norm, compressor_norm = (float(x) for x in rows.mean(axis=0)[:4])
+        return {
+            "tokens": tokens,
+            **figures(loss),
+            "compression_loss": _number(compression),
+            "learning_rate": rate,
+            "gradient_norm": _number(norm),
+            "compressor_gradient_norm": _number(compressor_norm),
+            "tokens_per_second": speed,
+            "utilisation": None if self.peak is None else speed * self.flops / self.peak,
+            "peak_gib": _peak_gib(self.device),
+        }
+
+
+def figures(loss: float) -> dict[str, float | None]:
+    """Write a loss in nats per token in the units that people read."""
+    return {
+        "loss": _number(loss),
+        "bits": _number(loss / math.log(2)),
+        "perplexity": _number(math.exp(min(loss, 700.0))) if math.isfinite(loss) else None,
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _peak_gib(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _batch(lanes: Lanes, position: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Copy a window of every lane to the device, without waiting for it."""
+
+    def move(view: np.ndarray[Any, Any]) -> Tensor:
+        tokens = torch.from_numpy(np.array(view, dtype=np.int64 if view.dtype == np.uint32 else view.dtype))
+        if device.type == "cuda":
+            tokens = tokens.pin_memory()
+        return tokens.to(device, non_blocking=True).long()
+
+    x, y = lanes.window(position, size)
+    return move(x), move(y)
+
+
+def _norm(parameters: list[nn.Parameter]) -> Tensor:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros((), device=parameters[0].device if parameters else None)
+    return get_total_norm(gradients)
+
+
+def _accumulate(
+    totals: list[Tensor], counted: Tensor, parameters: list[nn.Parameter], finite: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """Add this step's gradients to the sum, unless they are no good."""
+    totals = totals or [torch.zeros_like(parameter) for parameter in parameters]
+    for total, parameter in zip(totals, parameters, strict=True):
+        if parameter.grad is not None:
+            total.add_(torch.where(finite, parameter.grad, 0))
+    return totals, counted + finite
+
+
+def _trainer_tensors(
+    optimiser: torch.optim.Optimizer, memory: Memory, totals: list[Tensor], counted: Tensor
+) -> dict[str, Tensor]:
+    """All that a run needs besides the model to go on as if it had never stopped."""
+    tensors = {f"memory.{name}": tensor for name, tensor in memory.state_dict().items()}
+    for i, state in optimiser.state_dict()["state"].items():
+        tensors |= {f"optimiser.{i}.{name}": tensor for name, tensor in state.items()}
+    tensors |= {f"gradient.{i}": total for i, total in enumerate(totals)}
+    tensors |= {"counted": counted, "rng.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors["rng.cuda"] = torch.cuda.get_rng_state()
+    return tensors
+
+
+def _restore(
+    saved: checkpoint.Checkpoint, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
+) -> tuple[Memory, list[Tensor], Tensor]:
+    """Put back what `_trainer_tensors` gave."""
+    model.load_state_dict(saved.tensors("model"))
+    tensors = saved.tensors("trainer")
+    state: dict[int, dict[str, Tensor]] = {}
+    totals, memory = {}, {}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition(".")
+        if kind == "optimiser":
+            index, key = rest.split(".")
+            state.setdefault(int(index), {})[key] = tensor
+        elif kind == "gradient":
+            totals[int(rest)] = tensor.to(device)
+        elif kind == "memory":
+            memory[rest] = tensor
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+    torch.set_rng_state(tensors["rng.cpu"])
+    if device.type == "cuda" and "rng.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["rng.cuda"])
+    restored = Memory.from_state_dict(memory).to(device)
+    return restored, [totals[i] for i in sorted(totals)], tensors["counted"].to(device)
+
+
+def _evaluate(model: CompressiveLM, corpus: Corpus, config: RunConfig) -> float:
+    """Mean loss on the beginning of the validation split."""
+    options = config.train
+    tokens = corpus.split("valid")[: options.eval_tokens]
+    lanes = max(1, min(options.batch, len(tokens) // config.model.window))
+    return float(score(model, tokens, lanes=lanes, precision=options.precision).mean())
+
+
+def _sample(model: CompressiveLM, corpus: Corpus, folder: Path, step: int, length: int) -> None:
+    """Continue the beginning of the validation split, and keep what comes out."""
+    device = next(model.parameters()).device
+    prompt = np.array(corpus.split("valid")[:256], dtype=np.int64)
+    tokens = [int(token) for token in generate(model, torch.from_numpy(prompt).to(device), length, seed=step)]
+    folder = folder / "samples"
+    folder.mkdir(exist_ok=True)
+    text = [corpus.tokenizer.decode(part).decode("utf-8", "replace") for part in (prompt, tokens)]
+    (folder / f"step-{step:08d}.txt").write_text(f"[prompt]\n{text[0]}\n[sample]\n{text[1]}\n", "utf-8")
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[signal.Signals]]:
+    """Note SIGINT and SIGTERM instead of dying of them; a second one acts as usual."""
+    received: list[signal.Signals] = []
+
+    def note(number: int, _: object) -> None:
+        received.append(signal.Signals(number))
+        for name in before:
+            signal.signal(name, before[name])
+
+    before = {name: signal.signal(name, note) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+@contextlib.contextmanager
+def _shrug_off(recorder: Recorder) -> Iterator[None]:
+    """A checkpoint that cannot be written is no reason to lose the run: say so and go on."""
+    try:
+        yield
+    except Exception as error:  # safetensors has errors of its own besides OSError
+        recorder.say(f"warning: no checkpoint written ({error}); the one before stays good, training goes on")
+
+
+def describe_environment() -> dict[str, Any]:
+    """What a result depends on besides the configuration."""
+    import compressive
+
+    source = Path(compressive.__file__).parent
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "command": sys.argv,
+        "commit": commit.stdout.strip() or None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "gpu": gpu,
+        "cpu_cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }

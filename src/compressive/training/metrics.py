@@ -1,0 +1,164 @@
+"""What a run tells while it goes: a live line on a terminal, plain lines elsewhere, metrics.jsonl always."""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from compressive.config import RunConfig
+
+
+class Recorder:
+    """Writes metrics to every place that was asked for."""
+
+    def __init__(self, folder: Path, config: RunConfig, first_step: int, seconds_before: float, unit: str) -> None:
+        self.folder, self.config, self.unit = folder, config, unit
+        self.console = Console(stderr=False)
+        self.file = _reopen(folder / "metrics.jsonl", first_step)
+        self.first_step, self.seconds_before, self.began = first_step, seconds_before, time.monotonic()
+        self.sinks: list[Any] = []
+        if config.train.tensorboard:
+            self.sinks.append(_tensorboard(folder))
+        if config.train.wandb:
+            self.sinks.append(_wandb(folder, config))
+        self.progress: Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            columns = [TextColumn("{task.fields[line]}"), BarColumn(bar_width=20), TaskProgressColumn()]
+            self.progress = Progress(*columns, console=self.console)
+            self.task = self.progress.add_task(
+                "", total=self.config.train.steps, completed=self.first_step, line="starting"
+            )
+            self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+        self.file.close()
+        for sink in self.sinks:
+            sink.close()
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has been going, earlier sittings included."""
+        return self.seconds_before + time.monotonic() - self.began
+
+    def say(self, text: str) -> None:
+        """Print a message above the live line."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def train(self, step: int, values: dict[str, float | None]) -> None:
+        """Record a stretch of training that ends with this step."""
+        self._write("train", step, values)
+        done, total = step - self.first_step, self.config.train.steps - step
+        left = (time.monotonic() - self.began) / max(done, 1) * total
+        line = (
+            f"step {step}/{self.config.train.steps}  loss {_show(values['loss'], 4)}  "
+            f"{self.unit} {_show(values['bits' if self.unit == 'bpc' else 'perplexity'], 3)}  "
+            f"compression {_show(values['compression_loss'], 4)}  lr {_show(values['learning_rate'], 2, 'e')}  "
+            f"norm {_show(values['gradient_norm'], 2)}  {_show(values['tokens_per_second'], 0)} tok/s  "
+            f"mfu {_show(values['utilisation'], 1, '%')}  mem {_show(values['peak_gib'], 2)} GiB  {clock(left)} left"
+        )
+        self._line(step, line)
+
+    def evaluation(self, step: int, values: dict[str, float | None], best: bool) -> None:
+        """Record an evaluation on the validation split."""
+        self._write("eval", step, values)
+        figure = values["bits" if self.unit == "bpc" else "perplexity"]
+        self.say(f"step {step}  validation {self.unit} {_show(figure, 4)}{'  (best)' if best else ''}")
+
+    def _write(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        record = {"kind": kind, "step": step, "seconds": round(self.seconds, 3), **values}
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
+        for sink in self.sinks:
+            sink.write(kind, step, {k: v for k, v in values.items() if isinstance(v, int | float)})
+
+    def _line(self, step: int, line: str) -> None:
+        if self.progress is None:
+            self.say(line)
+        else:
+            self.progress.update(self.task, completed=step, line=line)
+
+
+def clock(seconds: float) -> str:
+    """Write seconds as h:mm:ss."""
+    if not math.isfinite(seconds):
+        return "?"
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+
+
+def _show(value: float | None, digits: int, kind: str = "f") -> str:
+    return "–" if value is None else f"{value:.{digits}{kind}}"
+
+
+def _reopen(path: Path, step: int) -> Any:
+    """Open for appending what was written up to this step; later lines belong to a past that did not last."""
+    if path.exists():
+        kept = []
+        for line in path.read_text("utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (ValueError, KeyError):  # a line that a crash cut short
+                continue
+        aside = path.with_suffix(".partial")
+        aside.write_text("".join(kept), "utf-8")
+        aside.replace(path)
+    return path.open("a", encoding="utf-8")
+
+
+class _Sink:
+    """TensorBoard or Weights & Biases behind two methods."""
+
+    def __init__(self, write: Any, close: Any) -> None:
+        self.write, self.close = write, close
+
+
+def _tensorboard(folder: Path) -> _Sink:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError(
+            f"train.tensorboard=True: not installed; pip install 'compressive[tensorboard]' ({error})"
+        ) from None
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def write(kind: str, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(f"{kind}/{name}", value, step)
+
+    return _Sink(write, writer.close)
+
+
+def _wandb(folder: Path, config: RunConfig) -> _Sink:
+    try:
+        import wandb
+    except ImportError:
+        raise ValueError("train.wandb=True: not installed; pip install 'compressive[wandb]'") from None
+    import dataclasses
+
+    run = wandb.init(
+        project="compressive", name=folder.name, config=dataclasses.asdict(config), dir=str(folder), resume="allow"
+    )
+
+    def write(kind: str, step: int, values: dict[str, float]) -> None:
+        run.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)
+
+    return _Sink(write, run.finish)
+
+
+def warn(text: str) -> None:
+    """Print a warning on the error stream."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)

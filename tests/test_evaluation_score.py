@@ -1,0 +1,160 @@
+"""Scoring: every token exactly once, memory carried, whatever the lengths."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import build, tiny_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressive.evaluation import score as module
+from compressive.evaluation.score import LANES, LONG, Stretches, lanes_for, score
+
+
+def text_of(n: int, vocab_size: int = 11, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(vocab_size, size=n).astype(np.uint16)
+
+
+def straightforward(model, tokens, lanes):
+    """One lane after the other, one window after the other, tails as short as they are."""
+    V, window = model.config.vocab_size, model.config.window
+    scores, predicted = [math.log(V)], len(tokens) - 1
+    lanes = max(1, min(lanes, predicted))
+    for lane in range(lanes):
+        first, last = (edge * predicted // lanes for edge in (lane, lane + 1))
+        memory = model.initial_memory(1)
+        for start in range(first, last, window):
+            stop = min(start + window, last)
+            x, y = (torch.tensor(tokens[a:b].astype(int))[None] for a, b in ((start, stop), (start + 1, stop + 1)))
+            with torch.no_grad():
+                out = model(x, memory)
+            memory = out.memory
+            logp = out.logits.log_softmax(dim=-1).gather(-1, y[..., None])
+            scores += (-logp[0, :, 0]).tolist()
+    return np.array(scores)
+
+
+MODELS = {
+    window: build(tiny_config(window=window, compression=compression))
+    for window, compression in ((2, "conv"), (4, "most_used"), (6, "mean"))
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 9), st.sampled_from(sorted(MODELS)), st.sampled_from([1, 2, 32]))
+def test_every_token_once_as_in_a_straightforward_loop(n, lanes, window, block):
+    model, tokens = MODELS[window], text_of(n, seed=n)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK", block)
+        found = score(model, tokens, lanes=lanes)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, straightforward(model, tokens, lanes), rtol=0, atol=1e-10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 9))
+def test_every_token_but_the_first_is_predicted_in_one_place_from_the_one_before_it(n, lanes, window):
+    text = Stretches(np.arange(n), lanes, vocab_size=n)
+    targets = []
+    for windows in text.blocks(window, torch.device("cpu")):
+        for one in windows:
+            assert one.tokens.shape == one.targets.shape == one.real.shape == (text.lanes, window)
+            assert torch.equal(one.tokens[one.real] + 1, one.targets[one.real])
+            targets += one.targets[one.real].tolist()
+    assert sorted(targets) == list(range(1, n))
+    assert np.ptp(text.lengths) <= 1
+
+
+def test_one_lane_carries_memory_through_the_whole_text():
+    model, tokens = MODELS[4], text_of(61)
+    changed = tokens.copy()
+    changed[0] = (changed[0] + 1) % 11
+    reach = model.config.temporal_range
+    assert 20 < reach < 60
+    difference = np.abs(score(model, tokens) - score(model, changed))
+    assert (difference[1:20] > 0).all()  # far beyond the first window
+    assert difference[40:].any() == (reach >= 40)
+    split = np.abs(score(model, tokens, lanes=4) - score(model, changed, lanes=4))
+    assert split[1:16].all()
+    assert not split[16:].any()  # the other lanes never saw it
+
+
+def test_a_limit_scores_the_beginning():
+    model, tokens = MODELS[4], text_of(50)
+    np.testing.assert_allclose(score(model, tokens, limit=23), score(model, tokens)[:23], atol=1e-12)
+    assert len(score(model, tokens, limit=1000)) == 50
+
+
+def test_the_very_first_token_is_charged_as_if_all_were_alike():
+    assert score(MODELS[4], text_of(1)).tolist() == [math.log(11)]
+
+
+def test_progress_ends_with_all_tokens(monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 2)
+    heard = []
+    score(MODELS[4], text_of(50), lanes=3, progress=lambda done, total: heard.append((done, total)))
+    assert heard == [(25, 50), (49, 50), (50, 50)]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_left_as_it_was(training):
+    model = build(tiny_config(dropout=0.5)).train(training)
+    before = {name: w.clone() for name, w in model.state_dict().items()}
+    first, again = (score(model, text_of(30)) for _ in range(2))
+    assert (first == again).all()  # no dropout
+    assert model.training is training
+    assert model.trunk.layers[0].mlp.training is training
+    assert all(torch.equal(w, before[name]) for name, w in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_mode_is_restored_when_something_fails(monkeypatch):
+    model = build(tiny_config()).train()
+    monkeypatch.setattr(model.trunk, "forward", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        score(model, text_of(30))
+    assert model.training
+
+
+def test_bf16_is_close():
+    model, tokens = build(tiny_config(), dtype=torch.float32), text_of(60)
+    exact, rough = (score(model, tokens, lanes=2, precision=precision) for precision in ("fp32", "bf16"))
+    assert 0 < np.abs(exact - rough).max() < 0.3
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int64])
+def test_any_integers_do(dtype, tmp_path):
+    tokens = text_of(30).astype(dtype)
+    tokens.tofile(tmp_path / "tokens.bin")
+    mapped = np.memmap(tmp_path / "tokens.bin", dtype, mode="r")
+    assert (score(MODELS[4], mapped) == score(MODELS[4], text_of(30))).all()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "message"),
+    [
+        (text_of(9), {"lanes": 0}, "lanes=0: expected at least 1"),
+        (text_of(9), {"limit": 0}, "limit=0: expected at least 1"),
+        (text_of(0), {}, "tokens=0: expected at least 1"),
+        (text_of(9) + 11, {}, r"tokens from 11 to \d+: expected 0 to 10, the model's vocab_size"),
+        (text_of(9).astype(float), {}, "tokens of type float64"),
+        (text_of(8).reshape(2, 4), {}, r"shape \(2, 4\): expected a row of integers"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(tokens, options, message):
+    with pytest.raises(ValueError, match=message):
+        score(MODELS[4], tokens, **options)
+
+
+def test_long_texts_are_read_in_lanes():
+    assert lanes_for(LONG - 1) == 1
+    assert lanes_for(LONG) == LANES
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same():
+    model, tokens = build(tiny_config()), text_of(3000)
+    expected = score(model, tokens, lanes=3)
+    np.testing.assert_allclose(score(model.cuda(), tokens, lanes=3), expected, atol=1e-9)

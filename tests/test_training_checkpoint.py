@@ -1,0 +1,108 @@
+"""Checkpoints: whole or not there, checked when read, the last two and the best kept."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from compressive.training import checkpoint
+from compressive.training.checkpoint import CheckpointError
+
+
+def save(folder, step, value=None):
+    tensors = {"w": torch.full((1000,), float(step if value is None else value)), "flag": torch.tensor(True)}
+    return checkpoint.save(folder, step, {"model": tensors, "trainer": {"m": torch.zeros(3)}}, {"position": 7 * step})
+
+
+def test_saved_and_read_back(tmp_path):
+    save(tmp_path, 10)
+    found = checkpoint.latest(tmp_path)
+    assert found.step == 10
+    assert found.state == {"position": 70}
+    assert torch.equal(found.tensors("model")["w"], torch.full((1000,), 10.0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010"]
+
+
+def test_nothing_there():
+    from pathlib import Path
+
+    assert checkpoint.latest(Path("nowhere")) is None
+    assert checkpoint.best(Path("nowhere")) is None
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.safetensors", "manifest.json"])
+@pytest.mark.parametrize("damage", ["truncate", "alter", "remove"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, name, damage):
+    save(tmp_path, 10)
+    path = save(tmp_path, 20) / name
+    content = path.read_bytes()
+    if damage == "remove":
+        path.unlink()
+    elif damage == "truncate":
+        path.write_bytes(content[: len(content) // 2])
+    elif name == "manifest.json":
+        path.write_text(path.read_text().replace('"position": 140', '"position": 141'))
+    else:
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.warns(UserWarning, match=r"step-00000020.*going back to the checkpoint before it"):
+        assert checkpoint.latest(tmp_path).step == 10
+    with pytest.raises(CheckpointError):
+        checkpoint.load(tmp_path / "step-00000020")
+
+
+def test_the_last_two_and_the_best_are_kept(tmp_path):
+    for step in range(1, 7):
+        save(tmp_path, step)
+        if step == 2:
+            checkpoint.mark_best(tmp_path, step, 0.5)
+        checkpoint.prune(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best.json", "step-00000002", "step-00000005", "step-00000006",
+    ]  # fmt: skip
+    assert checkpoint.best(tmp_path).step == 2
+    (tmp_path / "step-00000002" / "model.safetensors").unlink()
+    with pytest.warns(UserWarning, match="taking the newest in place of the best"):
+        assert checkpoint.best(tmp_path).step == 6
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path):
+    """A process that may write no file larger than 2 kB: the system itself refuses the write."""
+    save(tmp_path, 1)
+    code = f"""
+        import resource, signal, sys, torch
+        from pathlib import Path
+        from compressive.training import checkpoint
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        try:
+            checkpoint.save(Path({str(tmp_path)!r}), 2, {{"model": {{"w": torch.zeros(10000)}}}}, {{}})
+        except Exception as error:
+            print(type(error).__name__)
+            sys.exit(0)
+        sys.exit(1)
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert result.stdout.strip()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert checkpoint.latest(tmp_path).step == 1
+
+
+def test_saving_the_same_step_again_replaces_it(tmp_path):
+    save(tmp_path, 1, value=1)
+    save(tmp_path, 1, value=2)
+    assert checkpoint.latest(tmp_path).tensors("model")["w"][0] == 2
+
+
+def test_a_killed_save_leaves_nothing_that_is_taken_for_a_checkpoint(tmp_path):
+    save(tmp_path, 1)
+    partial = tmp_path / ".step-00000002.partial"
+    partial.mkdir()
+    (partial / "model.safetensors").write_bytes(b"half")
+    assert checkpoint.latest(tmp_path).step == 1
+    save(tmp_path, 2)
+    assert checkpoint.latest(tmp_path).step == 2
+    assert not partial.exists()
+    assert json.loads((tmp_path / "step-00000002" / "manifest.json").read_text())["step"] == 2
