@@ -22,7 +22,7 @@ def test_bytes(tmp_path):
     assert metrics.nats == pytest.approx(19 * math.log(4))
     assert metrics.bits_per_token == metrics.bits_per_character == pytest.approx(2)
     assert metrics.perplexity == pytest.approx(4)
-    assert metrics.words == 6
+    assert metrics.counted_words == 6
     assert metrics.word_perplexity == pytest.approx(4 ** (19 / 6))
     assert metrics.bits_per_byte is None  # it would say the same again
     assert metrics.buckets == ()
@@ -50,7 +50,7 @@ def test_words(tmp_path):
 def test_the_beginning_of_a_split_has_no_word_perplexity(tmp_path):
     metrics = summarise(np.ones(18), corpus_of(tmp_path / "toy", ByteTokenizer()), "test")
     assert not metrics.whole_split
-    assert metrics.words is None
+    assert metrics.counted_words is None
     assert metrics.word_perplexity is None
     assert metrics.bits_per_character == pytest.approx(1 / math.log(2))
 

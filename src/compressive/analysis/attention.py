@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from compressive.analysis.plots import COLOURS, INK, figure, save, tidy
+from compressive.analysis.plots import COLOURS, INK, WIDTH, figure, save, tidy
 from compressive.analysis.reading import Estimate, Progress, read, spread, to_numpy
 from compressive.model.language_model import CompressiveLM
 
@@ -28,7 +29,7 @@ class Bucket(NamedTuple):
 
     place: str
     number: int  # from 1, the oldest
-    slots: float  # mean over layers
+    slots: float  # a sixth of the place's, which need not be whole; mean over layers
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,11 @@ class AttentionUse:
         from rich.table import Table
 
         title = f"Attention by bucket, oldest first ({self.sequences:,} sequences)"
-        table = Table("bucket", "share of attention", "per slot", title=title, title_justify="left")
+        table = Table("bucket", "share of attention", "per slot", title=title, title_justify="left", min_width=WIDTH)
         for previous, bucket, share in zip((None, *self.buckets), self.buckets, self.shares, strict=False):
             if previous is not None and previous.place != bucket.place:
                 table.add_section()
-            per_slot = share.mean / bucket.slots if bucket.slots else 0.0
-            table.add_row(f"{bucket.place} {bucket.number}", str(share), f"{per_slot:.2e}")
+            table.add_row(f"{bucket.place} {bucket.number}", str(share), f"{share.mean / bucket.slots:.2e}")
         return table
 
     def plot(self, to: Path | BinaryIO) -> None:
@@ -96,7 +96,12 @@ class AttentionUse:
         grid.set_xticks([])
         step = max(1, layers // 8)
         grid.set_yticks(range(0, layers, step), [str(i + 1) for i in range(0, layers, step)])
-        drawn.colorbar(image, ax=grid, pad=0.01, fraction=0.03).ax.tick_params(labelsize=8, colors=INK)
+        scale = drawn.colorbar(image, ax=grid, pad=0.01, fraction=0.03)
+        ticks = [tick for tick in (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3) if lowest <= tick <= means.max()]
+        scale.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks], minor=False)
+        scale.minorticks_off()
+        scale.outline.set_visible(False)
+        scale.ax.tick_params(labelsize=8, colors=INK, length=2)
         save(drawn, to)
 
 
@@ -110,7 +115,8 @@ def measure_attention(
 ) -> AttentionUse:
     """Average the attention of about so many tokens of a text, once memories are full."""
     cut = spread(model, text, tokens, lanes)
-    edges = [_edges(layer.n_compressed, layer.n_recent, cut.window) for layer in model.trunk.layers]
+    device = cut.tokens.device
+    edges = [_edges(layer.n_compressed, layer.n_recent, cut.window).to(device) for layer in model.trunk.layers]
     found = []
     with watch_attention(model) as usages:
         for index, _ in enumerate(read(model, cut.tokens, model.initial_memory(len(cut.tokens)), progress=progress)):
@@ -118,12 +124,12 @@ def measure_attention(
                 found.append(torch.stack([_sums(usage, e) for usage, e in zip(usages, edges, strict=True)]))
             usages.clear()
     shares = to_numpy(torch.cat(found, dim=1))  # (layers, sequences, 18)
-    used = np.array([max(e[i + 1] - e[i] for e in edges) > 0 for i in range(3 * BUCKETS)])
+    slots = np.mean([e.diff().tolist() for e in edges], axis=0)
+    used = slots > 0
     return AttentionUse(
         sequences=shares.shape[1],
         buckets=tuple(
-            Bucket(PLACES[i // BUCKETS], i % BUCKETS + 1, float(np.mean([e[i + 1] - e[i] for e in edges])))
-            for i in used.nonzero()[0].tolist()
+            Bucket(PLACES[i // BUCKETS], i % BUCKETS + 1, float(slots[i])) for i in used.nonzero()[0].tolist()
         ),
         shares=tuple(Estimate.of(values) for values in shares.mean(axis=0).T[used]),
         by_layer=tuple(tuple(Estimate.of(values) for values in layer.T[used]) for layer in shares),
@@ -160,14 +166,15 @@ def watch_attention(model: CompressiveLM) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
-def _edges(compressed: int, recent: int, window: int) -> list[int]:
-    """Where the buckets of [compressed, recent, window] begin, and the last ends; of few slots some are empty."""
+def _edges(compressed: int, recent: int, window: int) -> Tensor:
+    """Where the buckets of [compressed, recent, window] begin, and where the last ends, (19,); equal within a place."""
     starts, sizes = (0, compressed, compressed + recent), (compressed, recent, window)
-    cuts = [start + size * i // BUCKETS for start, size in zip(starts, sizes, strict=True) for i in range(BUCKETS)]
-    return [*cuts, compressed + recent + window]
+    cuts = [start + size * i / BUCKETS for start, size in zip(starts, sizes, strict=True) for i in range(BUCKETS)]
+    return torch.tensor([*cuts, compressed + recent + window], dtype=torch.double)
 
 
-def _sums(usage: Tensor, edges: list[int]) -> Tensor:
-    """Attention per bucket, (B, N) to (B, 18)."""
-    reached = torch.nn.functional.pad(usage.double().cumsum(dim=1), (1, 0))
-    return reached[:, edges].diff(dim=1)
+def _sums(usage: Tensor, edges: Tensor) -> Tensor:
+    """Attention per bucket, (B, N) to (B, 18); a slot that an edge goes through counts on both sides, in proportion."""
+    reached = F.pad(usage.double().cumsum(dim=1), (1, 1))  # the last is never counted
+    whole = edges.long()
+    return torch.lerp(reached[:, whole], reached[:, whole + 1], edges - whole).diff(dim=1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy.typing as npt
 import torch
 
-from compressive.analysis.plots import COLOURS, INK, figure, save, tidy
+from compressive.analysis.plots import COLOURS, INK, WIDTH, figure, save, tidy
 from compressive.analysis.reading import Estimate, Progress, read, spread, to_numpy
 from compressive.config import ModelConfig
 from compressive.model.language_model import CompressiveLM
@@ -30,7 +30,7 @@ class LayerLoss:
         from rich.table import Table
 
         title = f"Compression loss ({self.kind}) by layer, {self.windows:,} windows"
-        table = Table("layer", "loss", "standard error", title=title, title_justify="left")
+        table = Table("layer", "loss", "standard error", title=title, title_justify="left", min_width=WIDTH)
         for number, loss in self.layers.items():
             table.add_row(str(number), f"{loss.mean:.4e}", f"{loss.error:.1e}")
         return table

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from compressive.analysis.plots import COLOURS, INK, figure, save, tidy
+from compressive.analysis.plots import COLOURS, INK, WIDTH, figure, save, tidy
 from compressive.analysis.reading import Cut, Estimate, Floats, Progress, part, read, spread, to_numpy
+from compressive.config import ModelConfig
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
 
@@ -47,6 +48,7 @@ class MemoryUse:
     recent_worth: Estimate | None  # what hiding recent memory costs on top
     starts: int  # how often reading began from empty memory
     since_empty: tuple[Since, ...]
+    reach: tuple[int, int, int]  # tokens back that the longest layer's window, recent and compressed memory end at
     temporal_range: int
 
     def table(self) -> "RenderableType":
@@ -55,7 +57,7 @@ class MemoryUse:
         from rich.table import Table
 
         title = f"Loss by what is seen ({self.tokens:,} tokens in {self.lanes} lanes)"
-        seen = Table("", "bits per token", title=title, title_justify="left")
+        seen = Table("", "bits per token", title=title, title_justify="left", min_width=WIDTH)
         for name, bits in self.conditions.items():
             seen.add_row(name, str(bits))
         seen.add_section()
@@ -63,7 +65,9 @@ class MemoryUse:
             if worth is not None:
                 seen.add_row(f"so {name} memory is worth", str(worth))
         title = f"Loss since an empty memory ({self.starts} starts; temporal range {self.temporal_range:,})"
-        since = Table("tokens read", "bits per token", "above full memory", title=title, title_justify="left")
+        since = Table(
+            "tokens read", "bits per token", "above full memory", title=title, title_justify="left", min_width=WIDTH
+        )
         for row in self.since_empty:
             span = f"{row.first:,} to {row.last:,}" if row.last > row.first else f"{row.first}"
             since.add_row(span, f"{row.bits:.4f}", str(row.excess))
@@ -71,34 +75,40 @@ class MemoryUse:
 
     def plot(self, to: Path | BinaryIO) -> None:
         """Draw both, side by side."""
-        drawn = figure(9, 3.4)
-        left, right = drawn.subplots(1, 2, width_ratios=(4, 5))
-        colours = {EVERYTHING: COLOURS["compressed"], NO_COMPRESSED: COLOURS["recent"], NOTHING: COLOURS["window"]}
-        for row, (name, bits) in enumerate(self.conditions.items()):
-            left.errorbar(bits.mean, -row, xerr=bits.error, fmt="o", markersize=7, capsize=3, color=colours[name])
-            left.annotate(
-                f"{name}: {bits.mean:.3f}", (bits.mean, -row), (0, 9), textcoords="offset points", ha="center",
-                fontsize=8.5, color=INK,
-            )  # fmt: skip
-        tidy(left, "Loss by what is seen", "bits per token", grid="x")
+        drawn = figure(9, 3.2)
+        left, right = drawn.subplots(1, 2, width_ratios=(4, 6))
+        worths = {"compressed": self.compressed_worth, "recent": self.recent_worth}
+        for row, (place, worth) in enumerate((place, worth) for place, worth in worths.items() if worth is not None):
+            left.barh(-row, worth.mean, 0.5, xerr=worth.error, color=COLOURS[place], ecolor=INK, capsize=3)
+            label = f"{place} memory: {worth.mean:.4f} ± {worth.error:.4f}"
+            left.text(0, 0.31 - row, label, fontsize=9, color=COLOURS[place], fontweight="bold")
+        tidy(left, "What each memory is worth", "bits per token", grid="x")
         left.set_yticks([])
-        left.margins(x=0.35)
-        left.set_ylim(0.7 - len(self.conditions), 0.7)
+        left.margins(x=0.1, y=0.2)
 
-        # The same text with full memories is subtracted, so that only memory, not the text, makes the difference.
-        full = self.conditions[EVERYTHING].mean
-        middle = [math.sqrt(row.first * row.last) for row in self.since_empty]
-        height = [full + row.excess.mean for row in self.since_empty]
-        errors = [row.excess.error for row in self.since_empty]
-        right.axhline(full, color=COLOURS["compressed"], linewidth=1, linestyle="--", label="full memory")
-        right.errorbar(middle, height, yerr=errors, fmt="o-", markersize=4, capsize=2, color=COLOURS["recent"])
-        if self.temporal_range <= self.since_empty[-1].last:
-            right.axvline(
-                self.temporal_range, color=COLOURS["window"], linewidth=1, linestyle=":", label="temporal range"
-            )
+        shown = [row for row in self.since_empty if row.excess.mean > 1e-4]  # on a logarithmic axis
+        right.errorbar(
+            [math.sqrt(row.first * row.last) for row in shown],
+            [row.excess.mean for row in shown],
+            yerr=[row.excess.error for row in shown],
+            fmt="o-",
+            markersize=4,
+            capsize=2,
+            color=INK,
+        )
         right.set_xscale("log")
-        tidy(right, "Loss since an empty memory", "tokens read", "bits per token")
-        right.legend(fontsize=8, frameon=False, labelcolor=INK)
+        right.set_yscale("log")
+        right.xaxis.set_major_formatter("{x:,.0f}")
+        right.yaxis.set_major_formatter("{x:g}")
+        right.set_xlim(0.8, 1.3 * max(self.reach[-1], self.since_empty[-1].last))
+        # Where one layer's view ends: all that it knows of older text has come up through the layers below.
+        names = {"window": "first token in window", "recent": "in recent memory", "compressed": "in compressed memory"}
+        edges = (0.8, *self.reach)
+        for place, first, last in zip(names, edges, edges[1:], strict=False):
+            if last > first:
+                right.axvspan(first, last, color=COLOURS[place], alpha=0.15, linewidth=0, label=names[place])
+        tidy(right, "Loss since an empty memory", "tokens read", "bits above full memory")
+        right.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="lower left")
         save(drawn, to)
 
 
@@ -131,6 +141,7 @@ def measure_memory(
         recent_worth=_difference(by_lane, NOTHING, seen_last),
         starts=starts,
         since_empty=since,
+        reach=_reach(config),
         temporal_range=config.temporal_range,
     )
 
@@ -200,6 +211,12 @@ def _since_empty(
         Since(first + 1, last, float(bits[:, first:last].mean()), Estimate.of(above[:, first:last].mean(axis=1)))
         for first, last in zip([0, *lasts], lasts, strict=False)
     )
+
+
+def _reach(config: ModelConfig) -> tuple[int, int, int]:
+    recent = config.window + max(config.memory_sizes)
+    sizes = zip(config.memory_sizes, config.compression_rates, config.compressed_sizes, strict=True)
+    return config.window, recent, config.window + max(memory + rate * compressed for memory, rate, compressed in sizes)
 
 
 def _bits(outs: Any) -> Floats:

@@ -1,4 +1,4 @@
-"""How figures look, here and in the report: few colours, no frame, drawn without a display."""
+"""How figures and tables look, here and in the report: few colours, no frame, drawn without a display."""
 
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -7,6 +7,8 @@ from compressive.evaluation.sweep import require_matplotlib
 
 COLOURS = {"compressed": "#c8553d", "recent": "#2f6690", "window": "#8a9ba8"}
 """One colour for each place a token can attend to."""
+WIDTH = 76
+"""Least width of a table, so that its title stays on one line."""
 INK, FAINT = "#33393f", "#d9dee2"
 
 
@@ -24,8 +26,9 @@ def tidy(axes: Any, title: str = "", x: str = "", y: str = "", grid: str = "y") 
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(FAINT)
-    axes.grid(visible=bool(grid), axis=grid or "both", color=FAINT, linewidth=0.6)
-    axes.set_axisbelow(True)
+    if grid:
+        axes.grid(axis=grid, color=FAINT, linewidth=0.6)
+        axes.set_axisbelow(True)
 
 
 def save(drawn: Any, to: Path | BinaryIO) -> None:

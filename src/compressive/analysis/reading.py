@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from compressive.config import ModelConfig
 from compressive.evaluation.score import evaluating
-from compressive.generation.generate import tokens_to_fill
 from compressive.model.language_model import CompressiveLM, LMOutput
 from compressive.model.memory import Memory
 
@@ -38,7 +38,7 @@ class Estimate:
         return cls(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)))
 
     def __str__(self) -> str:
-        return f"{self.mean:.4f} ± {self.error:.4f}"
+        return f"{self.mean:z.4f} ± {self.error:.4f}"
 
 
 class Cut(NamedTuple):
@@ -75,6 +75,17 @@ def spread(model: CompressiveLM, text: npt.NDArray[Any], tokens: int, lanes: int
     starts = [lane * (len(text) // lanes) for lane in range(lanes)]
     rows = np.stack([text[start : start + count * window + 1] for start in starts]).astype(np.int64)
     return Cut(torch.from_numpy(rows).to(next(model.parameters()).device), window, filling)
+
+
+def tokens_to_fill(config: ModelConfig) -> int:
+    """How many tokens, in whole windows, leave no slot of either memory empty."""
+
+    def windows(recent: int, compressed: int, rate: int) -> int:
+        # Once recent memory is full each window evicts as many memories as it has tokens.
+        return math.ceil(recent / config.window) + math.ceil(compressed / max(1, config.window // rate))
+
+    sizes = zip(config.memory_sizes, config.compressed_sizes, config.compression_rates, strict=True)
+    return max(windows(*size) for size in sizes) * config.window
 
 
 @torch.no_grad()

@@ -158,7 +158,8 @@ def _about(run: Run, found: Findings) -> str:
     model, sizes = run.config.model, _sizes(run.config.model)
     return (
         f"Trained on {run.config.data.corpus} for {found.step:,} steps. {found.parameters / 1e6:,.1f} million "
-        f"parameters: {model.n_layers} layers of width {model.d_model}; {sizes}; temporal range {model.temporal_range:,} tokens."
+        f"parameters: {model.n_layers} layers of width {model.d_model}; {sizes}; temporal range "
+        f"{model.temporal_range:,} tokens."
     )
 
 

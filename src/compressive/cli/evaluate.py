@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Evaluate:
     """Score a run's model on a split of its corpus."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     split: Literal["train", "valid", "test"] = "test"
     """Which part of the corpus to score."""
@@ -131,9 +131,11 @@ def evaluate(options: Evaluate) -> int:
         return 0
     console = Console()
     console.print(_sweep_table(about, results) if len(results) > 1 else _table(about, results[0]))
-    for written in (path, drawn):
-        if written is not None:
-            console.print(f"written to {written}", markup=False, highlight=False, soft_wrap=True)
+    notes = [f"written to {written}" for written in (path, drawn) if written is not None]
+    if len(results) > 1 and options.split == "test":
+        notes.append("sizes chosen on the test split are fitted to it: choose them with --split valid")
+    for note in notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -144,7 +146,7 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
     metrics, config = result.metrics, result.setting.config
     figures = {
         "bits_per_character": f"{metrics.bits_per_character:.4f}" if metrics.bits_per_character is not None else None,
-        "word_perplexity": f"{metrics.word_perplexity:,.3f}, over {metrics.words:,} words as counted"
+        "word_perplexity": f"{metrics.word_perplexity:,.3f}, over {metrics.counted_words:,} counted words"
         if metrics.word_perplexity is not None
         else None,
         "perplexity": f"{metrics.perplexity:,.3f} per token",
@@ -183,9 +185,6 @@ def _sweep_table(about: dict[str, Any], results: list["Result"]) -> "Table":
     table = Table(
         title=f"{about['corpus']} {about['split']}, {part}{first.tokens:,} tokens; {about['checkpoint']} checkpoint, "
         f"step {about['step']:,}" + ("; dynamic" if about["dynamic_learning_rate"] is not None else ""),
-        caption="sizes chosen on the test split are fitted to it: choose with --split valid"
-        if about["split"] == "test"
-        else None,
     )
     for name in ("memory", "compressed", "empty", first.headline.replace("_", " "), "tokens/s"):
         table.add_column(name, justify="left" if name == "empty" else "right")

@@ -9,14 +9,11 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from tyro.conf import Positional
 
 from compressive.cli import run as run_command
-
-if TYPE_CHECKING:
-    from compressive.config import EmptyMemory
 
 
 @dataclass
@@ -48,7 +45,7 @@ class Generate:
     compressed_size: int | None = None
     """Slots of compressed memory, if other than in training."""
     empty_memory: Literal["auto", "zeros", "masked"] = "auto"
-    """Slots not yet written: seen as zeros, or not at all; auto is masked until the prompt fills the memory."""
+    """Slots not yet written: seen as zeros, or masked; auto: as in training, but masked where memory is larger."""
     device: str = "auto"
     """Where to run: auto takes a GPU if there is one."""
     out: Path | None = None
@@ -67,18 +64,17 @@ def generate(options: Generate) -> int:
     import torch
 
     from compressive.evaluation.trained import Trained
-    from compressive.generation.generate import generate, tokens_to_fill
+    from compressive.generation.generate import generate
     from compressive.generation.text import TextStream, encode_prompt
     from compressive.run import Run, pick_device
 
     run = Run.open(options.run)
     tokenizer = run.corpus(options.data_dir).tokenizer
     prompt = torch.from_numpy(encode_prompt(tokenizer, _prompt(options)).astype("int64"))
-    trained, sizes = Trained.load(run, options.which), (options.memory_size, options.compressed_size)
-    config = trained.setting(*sizes).config
-    # Training meets empty slots in its very first windows only, so a trained model has not learnt what zeros mean.
-    auto: EmptyMemory = "masked" if len(prompt) < tokens_to_fill(config) else run.config.model.empty_memory
-    setting = trained.setting(*sizes, auto if options.empty_memory == "auto" else options.empty_memory)
+    # Measured on 4 layers trained with zeros on enwik8: masking costs 0.3 bits on each of the first 16 tokens after an
+    # empty memory and makes no difference later; with memories two to three times as large it saves 0.015 later on.
+    trained = Trained.load(run, options.which)
+    setting = trained.setting(options.memory_size, options.compressed_size, options.empty_memory)
     model = trained.model(setting.config, pick_device(options.device))
     drawn = generate(
         model,

@@ -8,6 +8,7 @@ A folder is filled aside and takes its name when it is whole, so a folder with t
 """
 
 import dataclasses
+import glob
 import hashlib
 import json
 import os
@@ -241,10 +242,9 @@ def _take_place(aside: Path, folder: Path) -> None:
 
 
 def _clear_abandoned(folder: Path) -> None:
-    for pattern in (f".{folder.name}.{'[0-9a-f]' * 32}.{end}" for end in ("part", "old")):
-        for left in folder.parent.glob(pattern):
-            if time.time() - left.stat().st_mtime > ABANDONED:
-                shutil.rmtree(left, ignore_errors=True)
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.{'[0-9a-f]' * 32}.*"):
+        if time.time() - left.stat().st_mtime > ABANDONED:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _write_synced(path: Path, data: bytes) -> None:

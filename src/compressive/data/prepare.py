@@ -2,7 +2,8 @@
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from compressive.data.corpus import SPLITS, Corpus, refuse_foreign, write_corpus
@@ -59,12 +60,10 @@ def prepare(
     text = _read(corpus, paths, source, split)
     if (there := _same(folder, settings, text.sources)) is not None:
         return there
-    made = write_corpus(
-        folder, name, _tokenizer(kind, text, vocab_size), _watched(text, "writing"), text.sources, text.note, settings
-    )
+    made_by = _tokenizer(kind, text, vocab_size)
+    with _watched(text, "writing") as splits:
+        made = write_corpus(folder, name, made_by, splits, text.sources, text.note, settings)
     print(f"{folder}: prepared, {_summary(made)}")
-    if text.note:
-        print(f"note: {text.note}")
     if (warning := _difference(corpus, made.words("train"))) is not None:
         print(f"warning: {warning}", file=sys.stderr)
     return made
@@ -110,20 +109,27 @@ def _difference(corpus: str, words: int) -> str | None:
 def _tokenizer(kind: str, text: Text, vocab_size: int) -> Tokenizer:
     if kind == "bytes":
         return ByteTokenizer()
-    train = _watched(text, "learning the vocabulary of")["train"]
-    return WordTokenizer.train(train) if kind == "words" else BPETokenizer.train(train, vocab_size)
+    with _watched(text, "learning the vocabulary of") as splits:
+        train = splits["train"]
+        return WordTokenizer.train(train) if kind == "words" else BPETokenizer.train(train, vocab_size)
 
 
-def _watched(text: Text, doing: str) -> Mapping[str, Iterator[bytes]]:
-    """A pass over the text that shows how far it is."""
+@contextmanager
+def _watched(text: Text, doing: str) -> Iterator[Mapping[str, Iterator[bytes]]]:
+    """A pass over the text that shows how far it is; left early, it closes its files and takes its bar away."""
 
-    def watch(split: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    def watch(split: str, chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
         with progress(f"{doing} {split}", text.sizes.get(split)) as advance:
             for chunk in chunks:
                 advance(len(chunk))
                 yield chunk
 
-    return {split: watch(split, chunks) for split, chunks in text.splits().items()}
+    splits = {split: watch(split, chunks) for split, chunks in text.splits().items()}
+    try:
+        yield splits
+    finally:
+        for generator in splits.values():
+            generator.close()
 
 
 def _summary(corpus: Corpus) -> str:
@@ -132,4 +138,4 @@ def _summary(corpus: Corpus) -> str:
     for split in SPLITS:
         info = manifest.splits[split]
         lines.append(f"  {split:<5} {info.tokens:>13,} tokens {info.bytes:>13,} bytes {info.words:>12,} words")
-    return "\n".join(lines)
+    return "\n".join(lines + [f"  note: {manifest.note}"] * bool(manifest.note))

@@ -25,7 +25,7 @@ Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 FILE = "tokenizer.json"
 CHUNK = 1 << 20  # bytes tokenised at once; bounds the memory that Python objects take
-KNOWN = 1 << 20  # pieces of text, about a word each, whose tokens BPE keeps in mind
+KNOWN = 1 << 19  # pieces of text, about a word each, whose tokens BPE keeps in mind
 
 
 class Tokenizer(ABC):

@@ -46,9 +46,8 @@ def dynamic_score(
         with autocast(model, precision):
             out = model(window.tokens, memory, targets=window.targets)
         assert out.nll is not None
-        loss = (out.nll * window.real).sum() / window.real.sum() + out.compression_loss
         optimiser.zero_grad()
-        loss.backward()
+        (out.nll.mean() + out.compression_loss).backward()  # padding counts in the last window only: nothing follows it
         clip_grad_norm_(others, clip)
         clip_grad_norm_(compressors, clip)
         optimiser.step()

@@ -41,8 +41,8 @@ class Metrics:
     perplexity: float  # e^(nats per token)
     bits_per_character: float | None  # where tokens are bytes
     bits_per_byte: float | None  # of the text, where they are not; of the whole split only
-    words: int | None  # counted in the whole split
-    word_perplexity: float | None  # e^(L / words), section 4.2; of the whole split only
+    counted_words: int | None  # of the whole split, as the corpus counted them
+    word_perplexity: float | None  # e^(L / counted words), section 4.2; of the whole split only
     buckets: tuple[Bucket, ...]  # by frequency in training, where tokens are words
 
     @property
@@ -71,7 +71,7 @@ def summarise(nll: Nats, corpus: "Corpus", split: Split) -> Metrics:
         perplexity=_exp(mean),
         bits_per_character=bits if kind == "bytes" else None,
         bits_per_byte=nats / math.log(2) / size if kind != "bytes" and size else None,
-        words=words or None,
+        counted_words=words or None,
         word_perplexity=_exp(nats / words) if words else None,
         buckets=() if counts is None else by_frequency(nll, text[: len(nll)], counts),
     )

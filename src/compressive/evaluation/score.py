@@ -32,7 +32,6 @@ class Window(NamedTuple):
 
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T)
-    real: Tensor  # (B, T), bool: false where a lane has run out and is padded
 
 
 def score(
@@ -83,7 +82,7 @@ def read_through(
             for window in windows:
                 nats, memory = read(window, memory)
                 block.append(nats)
-            parts.append(torch.cat(block, dim=1).to("cpu", non_blocking=True))
+            parts.append(torch.cat(block, dim=1).to("cpu", non_blocking=device.type == "cuda"))
             column += parts[-1].shape[1]
             if progress is not None:
                 progress(text.count_until(column), text.size)
@@ -100,8 +99,9 @@ def lanes_for(size: int) -> int:
 class Stretches:
     """A text cut into contiguous stretches, one per lane, that are read side by side.
 
-    Every token but the first is to be predicted in exactly one lane. Lanes differ in length by one at most; the
-    last window is padded, so that all windows have one shape and a compiled model is compiled once.
+    Every token but the first is to be predicted in exactly one lane. Lanes differ in length by one at most, so only
+    the last window of each is padded, to full length: all windows have one shape, and a compiled model is compiled
+    once.
     """
 
     def __init__(self, tokens: Tokens, lanes: int, vocab_size: int) -> None:
@@ -115,14 +115,14 @@ class Stretches:
 
     def blocks(self, window: int, device: torch.device) -> Iterator[list[Window]]:
         """Yield all windows, some at a time: they travel together."""
-        lengths = torch.from_numpy(self.lengths).to(device)[:, None]
         count = -(-int(self.lengths.max()) // window)
         for first in range(0, count, BLOCK):
             start, stop = first * window, min(first + BLOCK, count) * window
             block = _to_device(self._columns(start, stop + 1), device)
-            real = torch.arange(start, stop, device=device) < lengths
-            parts = (part.split(window, dim=1) for part in (block[:, :-1], block[:, 1:], real))
-            yield [Window(*part) for part in zip(*parts, strict=True)]
+            yield [
+                Window(block[:, i : i + window], block[:, i + 1 : i + 1 + window])
+                for i in range(0, stop - start, window)
+            ]
 
     def count_until(self, column: int) -> int:
         """How many tokens are scored once every lane has been read up to this column."""

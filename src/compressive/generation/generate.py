@@ -4,14 +4,12 @@ for tokens in generate(model, prompt, 500, samples=4):
     ...  # (4,): the next token of each sample
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
-from compressive.config import ModelConfig
 from compressive.evaluation.score import evaluating
 from compressive.generation.sampling import check_sampling, sample
 from compressive.model.decoding import DecodingState
@@ -76,17 +74,6 @@ def prime(model: CompressiveLM, prompt: Tensor) -> tuple[Tensor, DecodingState]:
             logits, state = model.step(tokens[position, None], state)
     assert logits is not None
     return logits, state
-
-
-def tokens_to_fill(config: ModelConfig) -> int:
-    """How many tokens, in whole windows, leave no slot of either memory empty."""
-
-    def windows(recent: int, compressed: int, rate: int) -> int:
-        # Once recent memory is full each window evicts as many memories as it has tokens.
-        return math.ceil(recent / config.window) + math.ceil(compressed / max(1, config.window // rate))
-
-    sizes = zip(config.memory_sizes, config.compressed_sizes, config.compression_rates, strict=True)
-    return max(windows(*size) for size in sizes) * config.window
 
 
 def _checked(model: CompressiveLM, prompt: Tensor) -> Tensor:

@@ -1,0 +1,227 @@
+"""The command line of evaluation, from the words to the files it leaves."""
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from helpers import build
+from training_helpers import text, tiny_corpus, tiny_run_config
+
+from compressive import cli
+from compressive.data.corpus import write_corpus
+from compressive.data.tokenizer import WordTokenizer
+from compressive.evaluation.score import score
+from compressive.run import Run
+from compressive.training import checkpoint
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+
+
+@pytest.fixture
+def run(tmp_path):
+    tiny_corpus(tmp_path / "data")
+    return a_run(tmp_path / "run", tiny_run_config(tmp_path / "data"))
+
+
+def a_run(folder, config):
+    run = Run.create(folder, config)
+    weights = build(config.model, dtype=torch.float32).state_dict()
+    checkpoint.save(run.checkpoints, 7, {"model": weights}, {})
+    return run
+
+
+def evaluate(run, *words):
+    return cli.main(["evaluate", str(run.folder), "--device", "cpu", *words])
+
+
+def hashes(folder):
+    """Every file but results, by content."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and "evaluation" not in path.parts)
+    return {path.relative_to(folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_one_evaluation_as_json(run, capsys):
+    assert evaluate(run, "--split", "valid", "--json") == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert captured.err == ""
+    corpus = run.corpus()
+    nll = score(run.load_model(), corpus.split("valid"))
+    expected = {
+        "run": "run", "corpus": "tiny", "split": "valid", "checkpoint": "best", "step": 7, "lanes": 1,
+        "memory_size": 16, "compressed_size": 8, "empty_memory": "zeros", "empty_memory_reason": "as in training",
+        "tokens": len(nll), "whole_split": True, "counted_words": corpus.words("valid"),
+        "precision": "fp32", "device": "cpu",
+        "bits_per_character": pytest.approx(nll.mean() / math.log(2)), "dynamic_learning_rate": None,
+        "word_perplexity": pytest.approx(math.exp(nll.sum() / corpus.words("valid"))), "buckets": [],
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+    assert found["tokens_per_second"] > 0
+    assert json.loads((run.folder / "evaluation" / "valid.json").read_text()) == found
+
+
+def test_one_evaluation_as_a_table(run, capsys):
+    assert evaluate(run, "--limit", "300", "--memory-size", "32") == 0
+    shown = capsys.readouterr().out
+    assert "bits per character" in shown.splitlines()[1]
+    assert "tiny test, the first 300 tokens" in shown
+    assert "32 recent, 8 compressed" in shown
+    assert "masked (memory is larger than in training)" in shown
+    assert "best, step 7" in shown
+    assert "word perplexity" not in shown
+    assert (run.folder / "evaluation" / "test-m32-first300.json").exists()
+
+
+def test_a_sweep(run, capsys):
+    pytest.importorskip("matplotlib")
+    words = ("--memory-size", "4,32", "--compressed-size", "0,8", "--limit", "200")
+    assert evaluate(run, *words, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    sizes = [(r["memory_size"], r["compressed_size"], r["empty_memory"]) for r in found["results"]]
+    assert sizes == [(4, 0, "zeros"), (4, 8, "zeros"), (32, 0, "masked"), (32, 8, "masked")]
+    figures = [r["bits_per_character"] for r in found["results"]]
+    assert found["metric"] == "bits_per_character"
+    assert figures[found["best"]] == min(figures)
+    saved = run.folder / "evaluation" / "test-m4_32-c0_8-first200"
+    assert json.loads(saved.with_suffix(".json").read_text()) == found
+    assert saved.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+    elsewhere = run.folder.parent / "figures" / "sizes.png"
+    assert evaluate(run, *words, "--plot", str(elsewhere)) == 0
+    shown = capsys.readouterr().out
+    assert elsewhere.exists()
+    assert f"{min(figures):.4f}" in shown
+    assert "choose them with --split valid" in shown
+
+
+def test_a_sweep_without_matplotlib_goes_through_and_says_what_is_missing(run, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert evaluate(run, "--memory-size", "4,8", "--limit", "50", "--json") == 0
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)["results"]) == 2
+    assert "no plot: a plot needs matplotlib: pip install 'compressive[plots]'" in captured.err
+    assert evaluate(run, "--memory-size", "4,8", "--limit", "50", "--plot", "x.png") == 2  # asked for: refused at once
+
+
+def test_a_sweep_that_fails_keeps_what_it_has(run, monkeypatch):
+    from compressive.evaluation import sweep
+
+    calls = []
+
+    def fails_the_second_time(*words, **options):
+        calls.append(words)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return score(*words, **options)
+
+    monkeypatch.setattr(sweep, "score", fails_the_second_time)
+    assert evaluate(run, "--memory-size", "4,8", "--limit", "50") == 2
+    assert len(json.loads((run.folder / "evaluation" / "test-m4_8-first50.json").read_text())["results"]) == 1
+
+
+def test_dynamic_evaluation_leaves_the_run_untouched(run, capsys):
+    before = hashes(run.folder)
+    assert evaluate(run, "--limit", "300", "--json") == 0
+    static = json.loads(capsys.readouterr().out)
+    assert evaluate(run, "--limit", "300", "--json", "--dynamic", "--dynamic-learning-rate", "0.003") == 0
+    dynamic = json.loads(capsys.readouterr().out)
+    assert hashes(run.folder) == before
+    assert dynamic["dynamic_learning_rate"] == 0.003
+    assert dynamic["bits_per_character"] < 0.95 * static["bits_per_character"]
+    assert sorted(path.name for path in (run.folder / "evaluation").iterdir()) == [
+        "test-dynamic-first300.json",
+        "test-first300.json",
+    ]
+
+
+def test_words_have_frequency_buckets(tmp_path, capsys):
+    train = text(2000, 0)
+    tokenizer = WordTokenizer.train([train])
+    splits = {"train": [train], "valid": [text(90, 1)], "test": [text(180, 2)]}
+    write_corpus(tmp_path / "data" / "tiny", "tiny", tokenizer, splits, {}, note="half of it")
+    run = a_run(tmp_path / "run", tiny_run_config(tmp_path / "data", {"vocab_size": tokenizer.vocab_size}))
+    assert evaluate(run, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [bucket["name"] for bucket in found["buckets"]] == [">10K", "1K-10K", "100-1K", "<100"]
+    assert sum(bucket["tokens"] for bucket in found["buckets"]) == found["tokens"]
+    assert found["bits_per_character"] is None
+    assert found["corpus_note"] == "half of it"
+    assert evaluate(run) == 0
+    shown = capsys.readouterr().out
+    assert "perplexity" in shown.splitlines()[1]
+    assert "in training <100 times" in shown
+    assert "half of it" in shown
+
+
+def test_numbers_that_are_none_are_null_in_json(run, capsys):
+    weights = {name: w * math.nan for name, w in run.load_model().state_dict().items()}
+    checkpoint.save(run.checkpoints, 8, {"model": weights}, {})
+    assert evaluate(run, "--json", "--limit", "40") == 0
+    assert json.loads(capsys.readouterr().out)["perplexity"] is None
+    assert evaluate(run, "--limit", "40") == 0
+    assert "nan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory-size", "abc"], "memory_size='abc': expected whole numbers of at least 0, such as 512"),
+        (["--compressed-size=-4"], "compressed_size='-4': expected whole numbers"),
+        (["--memory-size", "0"], "memory_size=0: expected at least 1 in layer 0"),
+        (["--limit", "0"], "limit=0: expected at least 1"),
+        (["--lanes", "-2"], "lanes=-2: expected at least 1"),
+        (["--device", "abacus"], "device='abacus': expected auto, cpu"),
+        (["--data-dir", "nowhere"], "compressive data prepare tiny"),
+        (["--dynamic", "--dynamic-learning-rate", "0"], "learning_rate=0.0: expected a number above 0"),
+    ],
+)
+def test_mistakes_are_one_line(words, message, run, capsys):
+    assert evaluate(run, *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.startswith("compressive evaluate: ")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--split", "dev"], ["--lanes", "two"], []])
+def test_what_cannot_be_parsed_is_refused(words):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["evaluate", *(["run", *words] if words else [])])
+    assert stop.value.code == 2
+
+
+def test_what_is_no_run_or_has_no_checkpoint(run, capsys):
+    assert cli.main(["evaluate", str(run.folder.parent)]) == 2
+    assert "is not a run: it holds no config.json" in capsys.readouterr().err
+    empty = Run.create(run.folder.parent / "empty", run.config)
+    assert evaluate(empty) == 2
+    assert "holds no whole checkpoint; train it with --resume first" in capsys.readouterr().err
+
+
+def test_a_changed_corpus(run, capsys, tmp_path):
+    smaller = tiny_run_config(tmp_path / "data", {"vocab_size": 100})
+    assert evaluate(a_run(tmp_path / "small", smaller)) == 2
+    assert "vocab_size=256 of tiny: expected at most the model's, 100" in capsys.readouterr().err
+
+
+def test_help_needs_no_torch():
+    code = (
+        "import sys\nfrom compressive.cli import main\n"
+        "try:\n    main(['evaluate', '--help'])\nexcept SystemExit:\n    pass\n"
+        "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--compressed-size" in done.stdout
+    assert time.monotonic() - began < 5

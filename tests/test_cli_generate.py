@@ -1,0 +1,125 @@
+"""`compressive generate` on a tiny run."""
+
+import io
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from training_helpers import make_run, tiny_corpus, tiny_run_config
+
+from compressive.cli import main
+from compressive.generation import generate as generation
+from compressive.model.language_model import CompressiveLM
+from compressive.run import Run
+from compressive.training import checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run that was never trained: only the way is tested."""
+    home = tmp_path_factory.mktemp("generate")
+    tiny_corpus(home / "data")
+    run = make_run(home / "run", tiny_run_config(home / "data"))
+    torch.manual_seed(0)
+    checkpoint.save(run.checkpoints, 1, {"model": CompressiveLM(run.config.model).state_dict()}, {})
+    return run.folder
+
+
+def call(capsys, *words):
+    code = main(["generate", *map(str, words)])
+    captured = capsys.readouterr()
+    return SimpleNamespace(code=code, out=captured.out, err=captured.err)
+
+
+def text_of(folder, prompt, length, **settings):
+    run = Run.open(folder)
+    model = run.load_model()
+    tokens = generation.generate(model, torch.tensor(list(prompt)), length, **settings)
+    samples = torch.stack(list(tokens), dim=1).tolist()
+    return [bytes(sample).decode("utf-8", "replace") for sample in samples]
+
+
+def test_text_is_what_the_function_draws(folder, capsys):
+    done = call(capsys, folder, "--prompt", "the cat", "--length", 40, "--seed", 3)
+    assert done.code == 0
+    assert done.out == text_of(folder, b"the cat", 40, seed=3)[0] + "\n"
+    assert "prompt of 7 tokens read" in done.err
+    assert "40 drawn" in done.err
+    assert "tokens/s" in done.err
+
+
+def test_without_a_prompt_text_begins_after_a_newline(folder, capsys):
+    assert call(capsys, folder, "--length", 10).out == text_of(folder, b"\n", 10)[0] + "\n"
+
+
+def test_several_samples_follow_each_other_under_headers(folder, capsys):
+    done = call(capsys, folder, "--prompt", "a", "--length", 12, "--samples", 3, "--top-k", 20, "--temperature", 0.7)
+    want = text_of(folder, b"a", 12, samples=3, top_k=20, temperature=0.7)
+    assert done.out == "".join(f"=== {i} of 3 ===\n{text}\n" for i, text in enumerate(want, start=1))
+
+
+def test_the_first_sample_is_streamed(folder, capsys, monkeypatch):
+    flushed = []
+
+    class Sink(io.StringIO):
+        def flush(self):
+            flushed.append(self.getvalue())
+
+    monkeypatch.setattr(sys, "stdout", Sink())
+    assert main(["generate", str(folder), "--length", "20", "--samples", "2"]) == 0
+    assert len(set(flushed)) > 10  # the text so far, again and again
+
+
+def test_a_file_is_read_and_a_file_is_written(folder, capsys, tmp_path, monkeypatch):
+    prompt = b"the dog ran to a red hat in an old inn. " * 10
+    (tmp_path / "book.txt").write_bytes(prompt)
+    done = call(capsys, folder, "--prompt-file", tmp_path / "book.txt", "--length", 30, "--out", tmp_path / "out.txt")
+    assert done.out == ""
+    assert "prompt of 400 tokens" in done.err
+    written = (tmp_path / "out.txt").read_text("utf-8")
+    assert written == text_of(folder, prompt, 30)[0] + "\n"
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(prompt)))
+    assert call(capsys, folder, "--prompt-file", "-", "--length", 30).out == written
+
+
+def test_memory_sizes_may_differ_and_empty_slots_of_larger_ones_are_masked(folder, capsys, monkeypatch):
+    chosen = []
+    draw = generation.generate
+
+    def watch(model, *arguments, **settings):
+        chosen.append(model.config)
+        return draw(model, *arguments, **settings)
+
+    monkeypatch.setattr(generation, "generate", watch)
+    call(capsys, folder, "--length", 1)
+    call(capsys, folder, "--length", 1, "--compressed-size", 20)
+    call(capsys, folder, "--length", 1, "--compressed-size", 0)
+    call(capsys, folder, "--length", 1, "--memory-size", 40, "--empty-memory", "zeros")
+    call(capsys, folder, "--length", 1, "--empty-memory", "masked")
+    assert [config.empty_memory for config in chosen] == ["zeros", "masked", "zeros", "zeros", "masked"]
+    assert [config.memory_size for config in chosen] == [16, 16, 16, 40, 16]
+    assert [config.compressed_size for config in chosen] == [8, 20, 0, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prompt", "a", "--prompt-file", "b"], "give one of them"),
+        (["--prompt-file", "nowhere.txt"], "nowhere.txt"),
+        (["--top-p", "0"], "top_p=0.0"),
+        (["--length", "0"], "length=0"),
+        (["--samples", "0"], "samples=0"),
+        (["--device", "abacus"], "device='abacus'"),
+    ],
+)
+def test_mistakes_are_one_clear_line(folder, capsys, words, message):
+    done = call(capsys, folder, *words)
+    assert done.code == 2
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+    assert done.out == ""
+
+
+def test_what_is_no_run_is_said_to_be_none(capsys, tmp_path):
+    assert "is not a run" in call(capsys, tmp_path).err

@@ -1,0 +1,203 @@
+"""Other memory sizes from one checkpoint: which can be, what empty memory becomes, sweeps and their plot."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import COMPRESSIONS, TRAINABLE, build
+from training_helpers import tiny_corpus, tiny_run_config
+
+from compressive.evaluation.score import LONG, score
+from compressive.evaluation.sweep import PlotError, Reading, combinations, parse_sizes, plot, sweep
+from compressive.evaluation.trained import Trained
+from compressive.run import Run
+from compressive.training import checkpoint
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    tiny_corpus(folder)
+    return folder
+
+
+def a_run(folder, data_dir, steps=(1,), **model):
+    """A run whose weights are random, different at every step."""
+    run = Run.create(folder / "run", tiny_run_config(data_dir, model))
+    for step in steps:
+        weights = build(run.config.model, seed=step, dtype=torch.float32).state_dict()
+        checkpoint.save(run.checkpoints, step, {"model": weights}, {})
+    return run
+
+
+def test_the_trained_model_comes_back(tmp_path, data_dir):
+    run = a_run(tmp_path, data_dir)
+    trained = Trained.load(run)
+    model = trained.model(trained.setting().config)
+    assert trained.step == 1
+    assert not model.training
+    assert model.config == run.config.model
+    assert all(torch.equal(w, v) for w, v in zip(model.parameters(), run.load_model().parameters(), strict=True))
+
+
+def test_best_and_last(tmp_path, data_dir):
+    run = a_run(tmp_path, data_dir, steps=(1, 2))
+    assert Trained.load(run).step == 2  # none is noted as best yet
+    checkpoint.mark_best(run.checkpoints, 1, 0.5)
+    assert [Trained.load(run, which).step for which in ("best", "last")] == [1, 2]
+
+
+def test_a_run_without_checkpoint_is_refused(tmp_path, data_dir):
+    with pytest.raises(checkpoint.CheckpointError, match="holds no whole checkpoint; train it with --resume first"):
+        Trained.load(a_run(tmp_path, data_dir, steps=()))
+
+
+@pytest.mark.parametrize("loss", ["attention", "autoencoding"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_compressed_memory_can_be_switched_off(compression, loss, tmp_path, data_dir):
+    trained = Trained.load(a_run(tmp_path, data_dir, compression=compression, compression_loss=loss))
+    model = trained.model(trained.setting(compressed_size=0).config)
+    assert not model.compressor_parameters()
+    assert np.isfinite(score(model, np.arange(40))).all()
+
+
+def test_switched_off_is_what_a_transformer_xl_with_these_weights_gives(tmp_path, data_dir):
+    run = a_run(tmp_path, data_dir)
+    trained, tokens = Trained.load(run), np.arange(100)
+    off = score(trained.model(trained.setting(compressed_size=0).config), tokens)
+    full = score(trained.model(trained.setting().config), tokens)
+    plain = build(tiny_run_config(data_dir, {"compressed_size": 0}).model, dtype=torch.float32)
+    plain.load_state_dict({name: w for name, w in trained.weights.items() if "compress" not in name})
+    assert (off == score(plain, tokens)).all()
+    assert (off != full).any()
+
+
+@pytest.mark.parametrize("compression", TRAINABLE)
+def test_compressed_memory_cannot_be_switched_on_untrained(compression, tmp_path, data_dir):
+    trained = Trained.load(a_run(tmp_path, data_dir, compression=compression, compressed_size=(8, 0)))
+    assert trained.setting(memory_size=4).config.compressed_size == (8, 0)
+    message = r"compressed_size=8: expected 0 in layers 1, trained without compressed memory .* train with a"
+    with pytest.raises(ValueError, match=message):
+        trained.setting(compressed_size=8)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "trained_with", "asked", "expected"),
+    [
+        ((None, None), "zeros", "auto", "zeros"),
+        ((16, 8), "zeros", "auto", "zeros"),
+        ((4, 8), "zeros", "auto", "zeros"),
+        ((17, 8), "zeros", "auto", "masked"),
+        ((None, 9), "zeros", "auto", "masked"),
+        ((4, 9), "zeros", "auto", "masked"),
+        ((17, 8), "zeros", "zeros", "zeros"),
+        ((None, None), "zeros", "masked", "masked"),
+        ((None, None), "masked", "auto", "masked"),
+        ((17, None), "masked", "auto", "masked"),
+        ((None, None), "masked", "zeros", "zeros"),
+    ],
+)
+def test_empty_memory(sizes, trained_with, asked, expected, tmp_path, data_dir):
+    trained = Trained.load(a_run(tmp_path, data_dir, empty_memory=trained_with))
+    setting = trained.setting(*sizes, asked)
+    assert setting.config.empty_memory == expected
+    reason = "asked for" if asked != "auto" else "as in training" if trained_with == expected else "memory is larger"
+    assert setting.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"), [("4", [4]), ("4,8", [4, 8]), (" 8, 4,8", [8, 4]), ("0", [0]), (None, [None])]
+)
+def test_lists_of_sizes(text, sizes):
+    assert parse_sizes("memory_size", text) == sizes
+
+
+@pytest.mark.parametrize("text", ["abc", "-4", "4,", "", ",", "4.5", "4 8", "٤", "4,x"])
+def test_what_is_no_list_of_sizes_is_refused(text):
+    with pytest.raises(ValueError, match=f"memory_size={text!r}: expected whole numbers of at least 0, such as 512"):
+        parse_sizes("memory_size", text)
+
+
+def test_every_combination(tmp_path, data_dir):
+    trained = Trained.load(a_run(tmp_path, data_dir))
+    settings = combinations(trained, "4,32", "0,8")
+    sizes = [(s.config.memory_size, s.config.compressed_size, s.config.empty_memory) for s in settings]
+    assert sizes == [(4, 0, "zeros"), (4, 8, "zeros"), (32, 0, "masked"), (32, 8, "masked")]
+    with pytest.raises(ValueError, match="memory_size=0: expected at least 1 in layer 0"):
+        combinations(trained, "4,0", "8")
+
+
+def test_a_sweep_is_one_evaluation_after_the_other(tmp_path, data_dir):
+    run = a_run(tmp_path, data_dir)
+    trained, corpus, heard = Trained.load(run), run.corpus(), []
+    settings = combinations(trained, compressed_size="0,8,64")
+    reading = Reading("valid", lanes=2, limit=300)
+    results = list(sweep(trained, corpus, settings, reading, progress=lambda *words: heard.append(words)))
+    assert [result.setting for result in results] == settings
+    assert [words for words in heard if words[1] == words[2]] == [(setting, 300, 300) for setting in settings]
+    for setting, result in zip(settings, results, strict=True):
+        nll = score(trained.model(setting.config), corpus.split("valid"), lanes=2, limit=300)
+        assert result.metrics.nats == pytest.approx(nll.sum())
+        assert result.headline == result.metrics.bits_per_character
+        assert result.lanes == 2
+        assert result.as_dict()["compressed_size"] == setting.config.compressed_size
+
+
+def test_lanes_are_chosen_by_length(tmp_path, data_dir):
+    run = a_run(tmp_path, data_dir)
+    trained = Trained.load(run)
+    (result,) = sweep(trained, run.corpus(), [trained.setting()], Reading("test", limit=100))
+    assert result.lanes == 1
+    assert run.corpus().bytes("test") < LONG
+
+
+def test_a_corpus_that_has_changed_is_refused(tmp_path, data_dir):
+    run = a_run(tmp_path, data_dir, vocab_size=200)
+    trained = Trained.load(run)
+    message = "vocab_size=256 of tiny: expected at most the model's, 200; the corpus has changed"
+    with pytest.raises(ValueError, match=message):
+        list(sweep(trained, run.corpus(), [trained.setting()], Reading()))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"split": "dev"}, "split='dev': expected one of train, valid, test"),
+        ({"limit": 0}, "limit=0: expected at least 1"),
+        ({"lanes": -1}, "lanes=-1: expected at least 1, or 0"),
+    ],
+)
+def test_a_reading_that_makes_no_sense_is_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        Reading(**values)
+
+
+@pytest.mark.parametrize(
+    ("memory", "compressed", "labels", "across"),
+    [
+        ("8,16", "4,8", ["memory size 8", "memory size 16"], "compressed size (slots per layer)"),
+        ("8,16", None, ["compressed size 8"], "memory size (slots per layer)"),
+        (None, None, ["memory size 16"], "compressed size (slots per layer)"),
+    ],
+)
+def test_plot(memory, compressed, labels, across, tmp_path, data_dir, monkeypatch):
+    figure_type = pytest.importorskip("matplotlib.figure").Figure
+    drawn = []
+    monkeypatch.setattr(figure_type, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    run = a_run(tmp_path, data_dir)
+    trained = Trained.load(run)
+    settings = combinations(trained, memory, compressed)
+    results = list(sweep(trained, run.corpus(), settings, Reading("test", limit=50)))
+    plot(results, tmp_path / "new" / "plot.png")
+    (axes,) = drawn[0].axes
+    assert [line.get_label() for line in axes.lines] == labels
+    assert axes.get_xlabel() == across
+    assert axes.get_ylabel() == "bits per character"
+    assert sorted(y for line in axes.lines for y in line.get_ydata()) == sorted(r.headline for r in results)
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PlotError, match=r"pip install 'compressive\[plots\]'"):
+        plot([], tmp_path / "plot.png")
