@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from compressive.config import RunConfig
+from compressive.data.corpus import Lanes
 from compressive.data.prepare import prepare
 from compressive.evaluation.score import score
 from compressive.generation.generate import generate
@@ -54,6 +55,7 @@ def main() -> int:
         update_every=1,
         log_every=100,
         eval_every=1000,
+        eval_tokens=250_000,
         sample_every=0,
         checkpoint_every=1000,
     )
@@ -69,16 +71,19 @@ def main() -> int:
 def report(run: Run) -> dict[str, object]:
     """Test bits per character at the trained and at enlarged memory, a sample, and the curve."""
     tokens = run.corpus().split("test")
+    gradients = compare_gradients(run)
     test = {}
     sizes = {
-        "trained": {},
-        "compressed 1024, empty slots masked": {"compressed_size": 1024, "empty_memory": "masked"},
-        "compressed 1024, empty slots zeros": {"compressed_size": 1024},
-    }
-    for name, changes in sizes.items():
+        "as trained": ({}, None),
+        "first 1 MB, as trained": ({}, 1_000_000),
+        "first 1 MB, compressed 1024, empty slots masked": (
+            {"compressed_size": 1024, "empty_memory": "masked"}, 1_000_000),
+        "first 1 MB, compressed 1024, empty slots zeros": ({"compressed_size": 1024}, 1_000_000),
+    }  # fmt: skip
+    for name, (changes, limit) in sizes.items():
         model = run.load_model("cuda", **changes)
         began = time.monotonic()
-        nats = score(model, tokens, lanes=16, precision="bf16")
+        nats = score(model, tokens, lanes=64, precision="bf16", limit=limit)
         test[name] = {
             "bits_per_character": float(nats.mean()) / math.log(2),
             "tokens": len(nats),
@@ -92,10 +97,47 @@ def report(run: Run) -> dict[str, object]:
     return {
         "config": dataclasses.asdict(run.config),
         "environment": describe_environment(),
+        "gradients": gradients,
         "test": test,
         "sample": {"text": sample.decode("utf-8", "replace"), "seconds": time.monotonic() - began},
         "curve": lines,
     }
+
+
+def compare_gradients(run: Run) -> dict[str, float]:
+    """Relative error of bf16 gradients, eager and compiled, against float32, at the trained weights."""
+    model = run.load_model("cuda").train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    lanes, window = Lanes(run.corpus().split("train"), 16), model.config.window
+    memory = model.initial_memory(16)
+    for i in range(8):
+        x, y = (torch.from_numpy(np.array(view)).cuda().long() for view in lanes.window(i * window, window))
+        with torch.no_grad():
+            before, memory = memory, model(x, memory).memory
+    named = [(name, p) for name, p in model.named_parameters() if "compress" not in name]
+    found = {}
+    compiled = torch.compile(model, fullgraph=True)
+    for kind, forward, half in (("float32", model, False), ("eager", model, True), ("compiled", compiled, True)):
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            loss = forward(x, before, targets=y).nll.mean()
+        found[kind] = [g.double() for g in torch.autograd.grad(loss, [p for _, p in named])]
+
+    def error(kind: str, which: slice) -> float:
+        pairs = list(zip(found[kind][which], found["float32"][which], strict=True))
+        return math.sqrt(sum((a - b).square().sum().item() for a, b in pairs)) / math.sqrt(
+            sum(b.square().sum().item() for _, b in pairs)
+        )
+
+    result = {}
+    for kind in ("eager", "compiled"):
+        worst = max(range(len(named)), key=lambda i: error(kind, slice(i, i + 1)))  # noqa: B023
+        result |= {
+            f"{kind}, all parameters": error(kind, slice(None)),
+            f"{kind}, worst parameter ({named[worst][0]})": error(kind, slice(worst, worst + 1)),
+        }
+    return result
 
 
 if __name__ == "__main__":

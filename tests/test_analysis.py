@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from io import StringIO
+from io import BytesIO, StringIO
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 from helpers import build, random_tokens, run_windows, tiny_config, windows_of
 
 from compressive.analysis.attention import measure_attention, watch_attention
+from compressive.analysis.curves import Curves
 from compressive.analysis.layers import measurable, measure_layers
 from compressive.analysis.memory import EVERYTHING, NO_COMPRESSED, NOTHING, hide, measure_memory
 from compressive.analysis.reading import Estimate, spread, tokens_to_fill
@@ -267,6 +268,16 @@ def test_progress_goes_from_nothing_to_all():
         assert calls[-1] == 1
 
 
+@pytest.mark.parametrize("sizes", [(0, 0), (6, 0), ((6, 0), (3, 0))])
+def test_memories_that_are_not_there_are_left_out_of_figures(sizes):
+    pytest.importorskip("matplotlib")
+    config = tiny_config(memory_size=sizes[0], compressed_size=sizes[1])
+    model, text = build(config), random_text(config, 500)
+    for measure in (measure_memory, measure_attention):
+        measure(model, text, **SIZES).plot(png := BytesIO())
+        assert png.getvalue().startswith(b"\x89PNG")
+
+
 def test_results_are_tables_figures_and_numbers(tmp_path):
     pytest.importorskip("matplotlib")
     from rich.console import Console
@@ -282,6 +293,17 @@ def test_results_are_tables_figures_and_numbers(tmp_path):
         found.plot(path)
         assert path.read_bytes().startswith(b"\x89PNG")
         json.dumps(dataclasses.asdict(found), allow_nan=False)
+
+
+@pytest.mark.parametrize("value", [None, 0.0, 1.0])
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_curves_are_drawn_of_whatever_was_written(value, count):
+    pytest.importorskip("matplotlib")
+    names = ("bits", "compression_loss", "gradient_norm", "compressor_gradient_norm", "learning_rate", "seconds")
+    lines = [{"step": step, **dict.fromkeys(names, value)} for step in range(count)]
+    for plot in (Curves(lines, lines[:2]).plot_loss, Curves(lines, []).plot_optimisation):
+        plot(png := BytesIO())
+        assert png.getvalue().startswith(b"\x89PNG")
 
 
 def test_xz_after_the_training_text_is_cheaper():

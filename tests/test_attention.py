@@ -6,7 +6,15 @@ from helpers import build, random_tokens, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressive.model.attention import relative_shift, sinusoids, visibility
+from compressive.model.attention import (
+    Biases,
+    Positions,
+    Projected,
+    relative_attention,
+    relative_shift,
+    sinusoids,
+    visibility,
+)
 
 
 @given(T=st.integers(1, 6), n_slots=st.integers(0, 9))
@@ -62,3 +70,36 @@ def test_attention_dropout_acts_in_training_only():
     assert torch.equal(model(tokens, memory).logits, model(tokens, memory).logits)
     model.train()
     assert not torch.equal(model(tokens, memory).logits, model(tokens, memory).logits)
+
+
+def test_attention_dropout_is_on_the_weights_and_usage_is_measured_before_it():
+    torch.manual_seed(0)
+    query, key, r = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 7, 4), torch.randn(2, 10, 4)
+    bias, valid = torch.zeros(2, 4), torch.ones(1, 4, dtype=torch.bool)
+    arguments = (Projected(query, key, torch.ones_like(key)), Biases(bias, bias, bias), Positions(r, r), valid, None, 2)
+    want, usage = relative_attention(*arguments, with_usage=True)
+    got, dropped_usage = relative_attention(*arguments, dropout=0.5, with_usage=True)
+    torch.testing.assert_close(want, torch.ones_like(want))
+    assert ((got > 0.01) & (got < 1.99)).any()
+    torch.testing.assert_close(usage, dropped_usage)
+
+
+def test_large_scores_survive_half_precision():
+    """Scores of some hundreds: rounded to bf16 before the softmax they would be off by whole units."""
+    torch.manual_seed(0)
+    N, K = 64, 64
+    query, key = 30 * torch.randn(1, 1, 1, K), torch.randn(1, 1, N, K)
+    r, bias, valid = torch.randn(1, N + 1, K), torch.zeros(1, K), torch.ones(1, N - 1, dtype=torch.bool)
+    halves = [x.bfloat16() for x in (query, key, torch.randn(1, 1, N, K))]
+
+    def attend(dtype):
+        rest = Biases(*[bias.to(dtype)] * 3), Positions(*[r.bfloat16().to(dtype)] * 2)
+        return relative_attention(Projected(*[x.to(dtype) for x in halves]), *rest, valid, None, 0, with_usage=True)
+
+    exact = attend(torch.float64)[1]
+    content, position = halves[0] @ halves[1].mT, halves[0] @ r.bfloat16()[:, :N].mT
+    once = ((content.float() + position.float()) / K**0.5).softmax(-1).mean((1, 2)).double()
+    twice = ((content + position) / K**0.5).softmax(-1, dtype=torch.float32).mean((1, 2)).double()
+    got = attend(torch.bfloat16)[1].double()
+    torch.testing.assert_close(got, once, rtol=0, atol=1e-6)
+    assert (got - exact).abs().max() < (twice - exact).abs().max()

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from training_helpers import make_run, tiny_corpus, tiny_run_config
+from training_helpers import make_run, text, tiny_corpus, tiny_run_config
 
 from compressive.cli import main
+from compressive.data.corpus import write_corpus
+from compressive.data.tokenizer import WordTokenizer
 from compressive.model.language_model import CompressiveLM
 from compressive.training import checkpoint
 
@@ -35,8 +37,8 @@ def home(tmp_path_factory):
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"kind": "tra', "utf-8")
     (folder / "samples").mkdir()
     for step in range(1, 8):
-        text = f"[prompt]\nthe <cat>\n[sample]\nsat on {step} & mats\n"
-        (folder / "samples" / f"step-{step:08d}.txt").write_text(text, "utf-8")
+        sampled = f"[prompt]\nthe <cat>\n[sample]\nsat on {step} & mats\n"
+        (folder / "samples" / f"step-{step:08d}.txt").write_text(sampled, "utf-8")
     return home
 
 
@@ -110,6 +112,19 @@ def test_the_report_is_one_page_that_needs_nothing_else(home, capsys):
     assert "<i>the &lt;cat&gt;</i>sat on 7 &amp; mats" in page
     assert page.count("<details") == 6  # five of seven samples, and the configuration
     assert page.count("<details open>") == 1
+
+
+def test_the_report_of_a_model_of_words_tells_perplexity(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    texts = {name: [text(600, seed)] for seed, name in enumerate(("train", "valid", "test"))}
+    tokenizer = WordTokenizer.train(texts["train"])
+    write_corpus(tmp_path / "data" / "tiny", "tiny", tokenizer, texts, {})
+    run = make_run(tmp_path / "run", tiny_run_config(tmp_path / "data", {"vocab_size": tokenizer.vocab_size}))
+    checkpoint.save(run.checkpoints, 1, {"model": CompressiveLM(run.config.model).state_dict()}, {})
+    assert call(capsys, run.folder, "report", *FEW).code == 0
+    page = (run.folder / "report.html").read_text("utf-8")
+    assert "perplexity" in page
+    assert "xz" not in re.sub(r"base64,[^\"]*", "", page)
 
 
 def test_the_report_of_a_transformer_xl_without_metrics(home, capsys, tmp_path):

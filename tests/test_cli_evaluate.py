@@ -214,6 +214,15 @@ def test_a_changed_corpus(run, capsys, tmp_path):
     assert "vocab_size=256 of tiny: expected at most the model's, 100" in capsys.readouterr().err
 
 
+def test_what_the_help_says_holds():
+    from compressive.cli.evaluate import Evaluate
+    from compressive.evaluation import dynamic
+    from compressive.evaluation.score import LANES, LONG
+
+    assert Evaluate.dynamic_learning_rate == dynamic.LEARNING_RATE
+    assert (LANES, LONG) == (16, 2_000_000)
+
+
 def test_help_needs_no_torch():
     code = (
         "import sys\nfrom compressive.cli import main\n"

@@ -5,6 +5,7 @@ import torch
 from helpers import COMPRESSIONS, TRAINABLE, tiny_config
 from torch import nn
 
+from compressive import CompressiveTransformer
 from compressive.model.compression import COMPRESSORS
 from compressive.model.memory import Evicted
 
@@ -78,3 +79,18 @@ def test_attention_pooling_starts_as_a_mean_of_values():
     value = compressor.key_value(old.slots)[..., 8:]
     mean = torch.unflatten(value, 1, (2, 3)).mean(dim=2)
     torch.testing.assert_close(compressor(old)[0], compressor.output(mean))
+
+
+def test_of_many_equals_the_older_are_kept():
+    slots = torch.arange(4096.0)[None, :, None].expand(1, -1, 8)
+    old = Evicted(slots, torch.ones(1, 4096, dtype=torch.bool), torch.zeros(1, 4096))
+    assert torch.equal(make("most_used", rate=2)(old)[0][0, :, 0], torch.arange(2048.0))
+
+
+@pytest.mark.parametrize("kind", ["conv", "dilated"])
+def test_convolutions_start_at_the_scale_of_their_input(kind):
+    config = tiny_config(compression=kind, d_model=64, n_heads=2, window=12, compression_rate=3, n_layers=9)
+    torch.manual_seed(0)
+    compressor = CompressiveTransformer(config).layers[0].compression
+    new, _ = compressor(Evicted(torch.randn(8, 48, 64), torch.ones(8, 48, dtype=torch.bool), None))
+    assert 0.5 < new.std() < 1.5

@@ -31,6 +31,11 @@ from compressive.config import load_preset, preset_names
         ({"empty_memory": "ones"}, r"empty_memory='ones': expected one of zeros, masked"),
         ({"norm": "layer"}, r"norm='layer': expected one of post, pre"),
         ({"dropout": 1.0}, r"dropout=1.0: expected a number from 0 up to, but not including, 1"),
+        ({"dropout": -0.1}, r"dropout=-0.1: expected a number"),
+        ({"compression_rate": (0, 2)}, r"compression_rate=\(0, 2\): expected whole numbers of at least 1"),
+        ({"adaptive_cutoffs": (2.5,)}, r"adaptive_cutoffs=\(2.5,\): expected rising whole numbers"),
+        ({"adaptive_cutoffs": 5}, r"adaptive_cutoffs=5: expected rising whole numbers"),
+        ({"adaptive_cutoffs": (0, 5), "adaptive_factor": 2}, r"adaptive_cutoffs=\(0, 5\)"),
         ({"dropout": "0.1"}, r"dropout='0.1': expected a number"),
         ({"vocab_size": 0}, r"vocab_size=0: expected a whole number of at least 1"),
         ({"n_layers": True}, r"n_layers=True: expected a whole number"),
@@ -46,7 +51,7 @@ def test_impossible_configurations_are_refused(values, message):
 
 def test_a_dropped_remainder_is_warned_of_once_and_by_name():
     with pytest.warns(UserWarning, match=r"window=4 .* 1 in layer 0 \(compression_rate=3\)") as caught:
-        tiny_config(compression_rate=(3, 2))
+        [tiny_config(compression_rate=(3, 2)) for _ in range(2)]
     assert len(caught) == 1
 
 
@@ -56,6 +61,8 @@ def test_no_warning_where_nothing_is_compressed(recwarn):
 
 
 def test_sizes_are_one_number_or_one_per_layer():
+    assert hash(ModelConfig.from_preset("wikitext103")) == hash(ModelConfig.from_preset("wikitext103"))
+    assert ModelConfig.from_preset("enwik8", n_layers=3).n_layers == 3
     config = tiny_config(memory_size=[4, 8], compressed_size=2, compression_rate=(1, 2))
     assert config.memory_sizes == (4, 8)
     assert config.compressed_sizes == (2, 2)

@@ -5,7 +5,7 @@ import torch
 from helpers import COMPRESSIONS, build, random_tokens, run_windows, tiny_config, windows_of
 from torch.utils.flop_counter import FlopCounterMode
 
-from compressive import DecodingState
+from compressive import CompressiveTransformer, DecodingState
 
 
 def windowed(model, tokens, memory=None, starts=None):
@@ -46,6 +46,7 @@ def test_steps_equal_the_windowed_pass(compression, positions, norm, dtype, tole
         torch.testing.assert_close(got_layer.recent, want_layer.recent, rtol=0, atol=tolerance)
         seen = want_layer.compressed_valid
         torch.testing.assert_close(got_layer.compressed[seen], want_layer.compressed[seen], rtol=0, atol=tolerance)
+        torch.testing.assert_close(got_layer.usage, want_layer.usage, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 2), (4, 2, 4), (9, 5, 3), ((2, 6), (0, 3), (1, 2)), (6, 0, 2), (0, 0, 1)])
@@ -186,6 +187,7 @@ def test_nothing_in_memory_is_projected_again(norm):
         (torch.zeros(2, 1, dtype=torch.long), None, r"tokens of shape \(2, 1\): expected \(batch,\)"),
         (torch.tensor([0, 11]), None, r"tokens from 0 to 11: expected 0 to 10"),
         (torch.zeros(2, dtype=torch.long), torch.zeros(2), r"starts of type torch.float32"),
+        (torch.zeros(2, dtype=torch.long), torch.zeros(1).bool(), r"starts of .* shape \(1,\): expected .* \(2,\)"),
     ],
 )
 def test_bad_input_is_refused_and_the_state_unharmed(tokens, starts, message):
@@ -193,4 +195,60 @@ def test_bad_input_is_refused_and_the_state_unharmed(tokens, starts, message):
     state = model.decoding_state(model.initial_memory(2))
     with pytest.raises(ValueError, match=message):
         model.step(tokens, state, starts)
-    assert not state.spent
+    assert state.owns_buffers
+
+
+@pytest.mark.parametrize(
+    "copy", [lambda s: s.to("cpu"), lambda s: s.detach(), lambda s: type(s).from_state_dict(s.state_dict())]
+)
+def test_a_moved_state_does_not_share_its_future(copy):
+    config = tiny_config()
+    model, prompt = build(config), random_tokens(config, 1, 6)
+    _, state = stepped(model, prompt, model.decoding_state(model.initial_memory(1)))
+    texts = [random_tokens(config, 1, 5, seed=s) for s in (1, 2)]
+    states, logits = [state, copy(state)], [[], []]
+    for t in range(5):
+        for i in (0, 1):
+            out, states[i] = model.step(texts[i][:, t], states[i])
+            logits[i].append(out)
+    for text, got in zip(texts, logits, strict=True):
+        want, _ = windowed(model, torch.cat([prompt, text], dim=1))
+        torch.testing.assert_close(torch.stack(got, dim=1), want[:, 6:], rtol=0, atol=1e-10)
+
+
+def test_joined_and_replaced_lanes_end_their_windows_in_time():
+    config = tiny_config()
+    model, tokens = build(config), random_tokens(config, 1, 12)
+    fresh = model.decoding_state(model.initial_memory(1))
+    _, late = stepped(model, tokens[:, :3], model.decoding_state(model.initial_memory(1)))
+    assert DecodingState.join([fresh, late]).room == DecodingState.join([late, fresh]).room == 1
+    batch = model.decoding_state(model.initial_memory(2)).put(torch.tensor([0]), late)
+    got, _ = stepped(model, tokens[:, 3:].expand(2, -1), batch)
+    torch.testing.assert_close(got[0], windowed(model, tokens)[0][0, 3:], rtol=0, atol=1e-10)
+    torch.testing.assert_close(got[1], windowed(model, tokens[:, 3:])[0][0], rtol=0, atol=1e-10)
+    masked = build(tiny_config(empty_memory="masked"))
+    with pytest.raises(ValueError, match="cannot be combined; take them from one model"):
+        DecodingState.join([fresh, masked.decoding_state(masked.initial_memory(1))])
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_decoding_under_autocast(norm):
+    model = build(tiny_config(norm=norm, memory_size=3, compressed_size=1), dtype=torch.float32)
+    tokens = random_tokens(model.config, 2, 14)
+    state = model.decoding_state(model.initial_memory(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        want, _ = windowed(model, tokens)
+        got, _ = stepped(model, tokens, state)
+        torch.testing.assert_close(got, want, rtol=0, atol=0.15)
+        trunk = CompressiveTransformer(model.config)
+        state = trunk.decoding_state(trunk.initial_memory(2))
+        for _ in range(9):
+            hidden, state = trunk.step(torch.randn(2, 8, dtype=torch.bfloat16), state)
+    assert hidden.isfinite().all()
+
+
+def test_decoding_does_not_hold_on_to_a_graph():
+    model = build(tiny_config(compression_loss="none")).train()
+    *_, out = run_windows(model, windows_of(random_tokens(model.config, 1, 8), 4), model.initial_memory(1))
+    assert out.memory.compressed[0].requires_grad
+    assert not any(x.requires_grad for x in model.decoding_state(out.memory).memory.compressed)

@@ -111,3 +111,45 @@ def test_a_band_costs_its_own_tokens_only():
     with Largest() as seen:
         embedding.nll(hidden, targets)
     assert 3 * 1990 <= seen.numel < 10 * 1990
+
+
+def test_band_edges_belong_to_one_band_each():
+    embedding, tokens = build(ADAPTIVE).embedding, torch.arange(23)
+    tables, projections = embedding.tables, embedding.projections
+    want = torch.cat([tables[0], tables[1] @ projections[0].T, tables[2] @ projections[1].T])
+    torch.testing.assert_close(embedding(tokens) / 8**0.5, want)
+    hidden = torch.randn(1, 23, 8, dtype=torch.float64)
+    torch.testing.assert_close(embedding.nll(hidden, tokens[None])[0], -embedding.logits(hidden)[0].diagonal())
+
+
+def test_one_row_at_a_time_where_rows_are_long(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 3)
+    hidden, weight, bias, target = torch.randn(5, 3), torch.randn(7, 3), torch.randn(7), torch.arange(5)
+    want = F.cross_entropy(hidden @ weight.T + bias, target, reduction="none")
+    torch.testing.assert_close(linear_nll(hidden, weight, bias, target), want)
+
+
+def test_half_precision_gradients_do_not_suffer_from_chunks(monkeypatch):
+    torch.manual_seed(0)
+    hidden, weight, bias = torch.randn(4096, 16), torch.randn(50, 16), torch.randn(50)
+    target, errors = torch.randint(50, (4096,)), []
+    exact = [x.clone().requires_grad_() for x in (weight, bias)]
+    F.cross_entropy(hidden @ exact[0].T + exact[1], target, reduction="sum").backward()
+    for chunk in (2**23, 50 * 16):
+        monkeypatch.setattr(module, "CHUNK", chunk)
+        leaves = [x.clone().requires_grad_() for x in (weight, bias)]
+        with torch.autocast("cpu", torch.bfloat16):
+            nll = linear_nll(hidden, *leaves, target)
+        assert nll.dtype == torch.float32
+        nll.sum().backward()
+        errors.append([((a.grad - b.grad).norm() / b.grad.norm()).item() for a, b in zip(leaves, exact, strict=True)])
+    for whole, chunked in zip(*errors, strict=True):
+        assert chunked < 1.5 * whole < 0.02
+
+
+@pytest.mark.parametrize("cutoffs", [(), (1000, 2000)])
+def test_embeddings_start_at_unit_scale(cutoffs):
+    torch.manual_seed(0)
+    embedding = build_embedding(ModelConfig(vocab_size=4000, d_model=256, adaptive_cutoffs=cutoffs))
+    for low in (0, 1000, 2000):
+        assert abs(embedding(torch.arange(low, low + 1000)).std().item() - 1) < 0.1

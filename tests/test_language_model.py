@@ -19,7 +19,7 @@ def test_output_of_a_window():
     assert model(tokens, memory, targets=tokens).nll.shape == (3, 4)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.int16, torch.int32])
 def test_any_integer_type_will_do(dtype):
     model = build(tiny_config())
     tokens, memory = random_tokens(model.config, 2, 4), model.initial_memory(2)
@@ -32,6 +32,7 @@ def test_any_integer_type_will_do(dtype):
     [
         (torch.zeros(2, 4), r"tokens of type torch.float32: expected integers"),
         (torch.zeros(2, 4, dtype=torch.bool), r"tokens of type torch.bool: expected integers"),
+        (torch.zeros(2, 4, dtype=torch.complex64), r"tokens of type torch.complex64: expected integers"),
         (torch.zeros(4, dtype=torch.long), r"tokens of shape \(4,\): expected \(batch, time\)"),
         (torch.full((2, 4), 11), r"tokens from 11 to 11: expected 0 to 10; use the tokeniser"),
         (torch.full((2, 4), -1), r"tokens from -1 to -1: expected 0 to 10"),

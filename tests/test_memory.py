@@ -6,7 +6,7 @@ from helpers import build, random_tokens, run_windows, tiny_config, windows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressive import Memory
+from compressive import CompressiveTransformer, Memory
 from compressive.model.memory import Segments, fifo, push_recent
 
 
@@ -63,8 +63,12 @@ def test_reset_empties_some_lanes_and_leaves_the_others():
         assert equal(reset.select(others), memory.select(others))
         assert equal(reset.select(torch.tensor([1])), model.initial_memory(1))
         assert not equal(reset, memory)
+
+
+@pytest.mark.parametrize("lanes", [torch.tensor([1, 0, 0]), torch.tensor([True])])
+def test_reset_wants_a_flag_for_every_lane(lanes):
     with pytest.raises(ValueError, match=r"expected a bool mask of shape \(3,\)"):
-        memory.reset(torch.tensor([1]))
+        build(tiny_config()).initial_memory(3).reset(lanes)
 
 
 def test_resizing_keeps_the_newest_and_adds_empty_slots_at_the_old_end():
@@ -91,8 +95,9 @@ def test_saved_and_restored(tmp_path):
         assert equal(Memory.load(tmp_path / "memory.safetensors"), memory)
 
 
-def test_memory_carries_no_graph_and_no_extra_storage():
-    config = tiny_config()
+@pytest.mark.parametrize("sizes", [{}, {"memory_size": 2, "compressed_size": 1}])
+def test_memory_carries_no_graph_and_no_extra_storage(sizes):
+    config = tiny_config(**sizes)
     model = build(config).train()
     out = model(random_tokens(config, 2, 4), model.initial_memory(2))
     for name, tensor in out.memory.state_dict().items():
@@ -137,5 +142,34 @@ def test_a_memory_of_another_batch_or_device_is_refused():
         ValueError, match=r"memory of batch size 3: the input has 2; make it with initial_memory\(batch"
     ):
         model(random_tokens(model.config, 2, 4), model.initial_memory(3))
-    with pytest.raises(ValueError, match=r"memory on meta: the input is on cpu; move it with memory\.to\('cpu'\)"):
+    with pytest.raises(ValueError, match="memory of batch size 1: the input has 2"):
+        model(random_tokens(model.config, 2, 4), model.initial_memory(1))
+    with pytest.raises(ValueError, match=r"memory on meta: the model is on cpu; move it with memory\.to\('cpu'\)"):
         model(random_tokens(model.config, 2, 4), model.initial_memory(2).to("meta"))
+    with pytest.raises(ValueError, match=r"memory of type torch.float32: the model is of torch.float64; change it"):
+        model(random_tokens(model.config, 2, 4), model.initial_memory(2).to(dtype=torch.float32))
+    with pytest.raises(ValueError, match="batch_size=0: expected at least 1"):
+        model.initial_memory(0)
+    with pytest.raises(ValueError, match="another compression than 'conv'"):
+        model(random_tokens(model.config, 2, 4), build(tiny_config(compression="most_used")).initial_memory(2))
+
+
+def test_memory_keeps_its_type_under_autocast():
+    trunk = CompressiveTransformer(tiny_config(memory_size=3, compressed_size=1))
+    with torch.autocast("cpu", torch.bfloat16):
+        memory = trunk(torch.randn(2, 4, 8, dtype=torch.bfloat16), trunk.initial_memory(2)).memory
+    assert {x.dtype for x in (*memory.recent, *memory.compressed)} == {torch.float32}
+
+
+@pytest.mark.parametrize("size", [(4,), -1, [3, -3]])
+def test_impossible_sizes_are_refused(size):
+    memory = build(tiny_config()).initial_memory(1)
+    with pytest.raises(ValueError, match="expected a whole number of at least 0, or one for each of 2 layers"):
+        memory.resize(memory_size=size)
+    assert memory.resize([4, 5]).recent[1].shape[1] == 5
+
+
+def test_a_masked_memory_stays_one():
+    model = build(tiny_config(empty_memory="masked"))
+    memory = model(random_tokens(model.config, 1, 4), model.initial_memory(1)).memory
+    assert not memory.resize(9).layers[0].recent_valid[:, :3].any()

@@ -4,7 +4,8 @@ import pytest
 import torch
 from helpers import TRAINABLE, build, random_tokens, run_windows, tiny_config, windows_of
 
-from compressive.model.reconstruction import attention_reconstruction
+from compressive.model.memory import Evicted
+from compressive.model.reconstruction import Decoder, attention_reconstruction
 
 
 def out_of(config, batch=2, windows=4, starts=None):
@@ -127,3 +128,25 @@ def test_nothing_to_see_gives_a_loss_of_zero_and_no_nan():
     loss.backward()
     assert loss == 0
     assert not slots[1].grad.any()
+
+
+@pytest.mark.parametrize("loss", ["attention", "autoencoding"])
+def test_a_lane_with_a_start_does_not_count_even_where_its_window_is_evicted_at_once(loss):
+    model = build(tiny_config(memory_size=1, compression_rate=1, compression_loss=loss))
+    starts = torch.tensor([[True, False, False, False]])
+    assert model(random_tokens(model.config, 1, 4), model.initial_memory(1), starts=starts).compression_loss == 0
+
+
+def test_autoencoding_counts_the_members_of_visible_groups_only():
+    decoder = Decoder(tiny_config(), 2)
+    valid = torch.tensor([[False, False, True, True]])
+    old = Evicted(torch.randn(1, 4, 8) * valid[..., None], valid, None)
+    new = torch.randn(1, 2, 8)
+    want = (decoder.expand(new[:, 1]).view(2, 8) - old.slots[0, 2:]).square().mean()
+    torch.testing.assert_close(decoder(old, new, torch.tensor([[False, True]]), torch.tensor([True])), want)
+
+
+def test_losses_are_measured_in_full_precision():
+    model = build(tiny_config(), dtype=torch.bfloat16)
+    *_, out = run_windows(model, windows_of(random_tokens(model.config, 2, 12), 4), model.initial_memory(2))
+    assert out.compression_losses.dtype == torch.float32

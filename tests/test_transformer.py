@@ -6,8 +6,9 @@ import gc
 import pytest
 import torch
 from helpers import COMPRESSIONS, build, random_tokens, run_windows, tiny_config, windows_of
+from torch._subclasses.fake_tensor import FakeTensor
 
-from compressive import CompressiveTransformer
+from compressive import CompressiveLM, CompressiveTransformer, ModelConfig
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +171,8 @@ def live_bytes():
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor):  # isinstance would wake lazy modules up
+        # isinstance would wake lazy modules up; fake tensors, left over from tracing, hold no memory
+        if issubclass(type(thing), torch.Tensor) and not issubclass(type(thing), FakeTensor):
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
@@ -255,8 +257,6 @@ def test_twenty_four_layers_train(norm):
     torch.manual_seed(0)
     config = tiny_config(n_layers=24, d_model=32, n_heads=2, d_ff=64, window=16, memory_size=16, compressed_size=8,
                          norm=norm)  # fmt: skip
-    from compressive import CompressiveLM
-
     model = CompressiveLM(config)
     memory = model.initial_memory(4)
     text = random_tokens(config, 4, 5).repeat(1, 4)  # what comes after five tokens is known from the past
@@ -280,3 +280,32 @@ def test_twenty_four_layers_train(norm):
             losses.append(loss.item())
     assert losses[0] > 2.0
     assert sum(losses[-5:]) / 5 < 0.6 * losses[0]
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_dropout_acts_on_both_branches(norm):
+    layer = build(tiny_config(norm=norm)).trunk.layers[0].train()
+    layer.dropout.p = 1.0
+    h = torch.randn(2, 4, 8, dtype=torch.float64)
+    want = h if norm == "pre" else layer.mlp_norm(layer.attention_norm(h))
+    torch.testing.assert_close(layer.mix(h, torch.randn_like(h)), want)
+
+
+def test_dropout_acts_on_input_position_code_output_and_hidden_units():
+    trunk = build(tiny_config(dropout=0.3)).trunk.train()
+    assert trunk.layers[0].mlp[2].p == 0.3
+    trunk.dropout.p = 1.0
+    out = trunk(torch.randn(2, 4, 8, dtype=torch.float64), trunk.initial_memory(2))
+    assert not out.memory.recent[0].any()
+    assert not out.hidden.any()
+    assert not trunk._code(torch.arange(3), torch.float64).any()
+
+
+@pytest.mark.parametrize("n_layers", [4, 16])
+def test_weights_start_smaller_in_deeper_models(n_layers):
+    torch.manual_seed(0)
+    model = CompressiveLM(ModelConfig(n_layers=n_layers, d_model=128, d_ff=512, n_heads=2))
+    layer, gain = model.trunk.layers[0], 2 / n_layers**0.5
+    for linear, variance in ((layer.attention.query, gain), (layer.mlp[3], gain), (layer.compression.kernel, 1.0)):
+        assert linear.weight.std().item() == pytest.approx((variance / linear.in_features) ** 0.5, rel=0.02)
+    assert not layer.mlp[0].bias.any()

@@ -6,6 +6,7 @@ Nothing here imports torch, so that a command line can show its help at once.
 """
 
 import dataclasses
+import functools
 import tomllib
 import warnings
 from dataclasses import dataclass
@@ -261,7 +262,8 @@ def _check(config: ModelConfig) -> None:
     )
     cutoffs = config.adaptive_cutoffs
     _require(
-        all(_is_int(cut) for cut in cutoffs)
+        isinstance(cutoffs, tuple)
+        and all(_is_int(cut) for cut in cutoffs)
         and list(cutoffs) == sorted(set(cutoffs))
         and all(0 < cut < config.vocab_size for cut in cutoffs),
         "adaptive_cutoffs",
@@ -295,11 +297,15 @@ def _check(config: ModelConfig) -> None:
         if config.window % rate:
             dropped.append(f"{config.window % rate} in layer {layer} (compression_rate={rate})")
     if dropped:
-        warnings.warn(
+        _warn_once(
             f"window={config.window} is not a multiple of compression_rate: of each window's evicted memories "
-            f"the newest are dropped uncompressed, {', '.join(dropped)}",
-            stacklevel=4,
+            f"the newest are dropped uncompressed, {', '.join(dropped)}"
         )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=5)
 
 
 def _check_choices(config: Any) -> None:

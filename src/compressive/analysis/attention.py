@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compressive.analysis.plots import COLOURS, INK, WIDTH, figure, save, tidy
+from compressive.analysis.plots import COLOURS, INK, WIDTH, figure, log_ticks, save, tidy
 from compressive.analysis.reading import Estimate, Progress, read, spread, to_numpy
 from compressive.model.language_model import CompressiveLM
 
@@ -97,8 +97,7 @@ class AttentionUse:
         step = max(1, layers // 8)
         grid.set_yticks(range(0, layers, step), [str(i + 1) for i in range(0, layers, step)])
         scale = drawn.colorbar(image, ax=grid, pad=0.01, fraction=0.03)
-        ticks = [tick for tick in (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3) if lowest <= tick <= means.max()]
-        scale.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks], minor=False)
+        scale.set_ticks(**log_ticks(lowest, means.max()))
         scale.minorticks_off()
         scale.outline.set_visible(False)
         scale.ax.tick_params(labelsize=8, colors=INK, length=2)

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from compressive.analysis.plots import COLOURS, INK, figure, save, tidy
+from compressive.analysis.plots import COLOURS, INK, figure, log_ticks, save, tidy
 
 SMOOTH = 100
 """Curves of more points than this are drawn with their running mean."""
@@ -34,49 +34,66 @@ class Curves:
         return cls(kinds["train"], kinds["eval"])
 
     def plot_loss(self, to: Path | BinaryIO) -> None:
-        """Draw the loss in training and validation, and the compression loss."""
-        drawn = figure(9, 3.4)
-        loss, compression = drawn.subplots(1, 2, width_ratios=(5, 3))
+        """Draw the loss in training and validation, and the compression loss where there is one."""
+        drawn, ratios = figure(9, 3.4), (5, 3) if any(line.get("compression_loss") for line in self.train) else (1,)
+        loss, *rest = drawn.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
         _line(loss, self.train, "bits", COLOURS["window"], "training")
         _line(loss, self.evaluations, "bits", COLOURS["compressed"], "validation", marker="o")
         tidy(loss, "Loss", "step", "bits per token")
         # The first steps fall from the height of a uniform guess; what follows is of interest.
-        late = [
-            line["bits"] for line in (*self.train[len(self.train) // 20 :], *self.evaluations) if _has(line, "bits")
-        ]
-        if late:
+        lines = [line for line in (*self.train, *self.evaluations) if _has(line, "bits")]
+        last = max((line["step"] for line in lines), default=0)
+        if late := [line["bits"] for line in lines if line["step"] >= last / 20]:
             margin = 0.05 * (max(late) - min(late)) + 0.01
             loss.set_ylim(min(late) - margin, max(late) + margin)
             loss.legend(fontsize=8.5, frameon=False, labelcolor=INK)
-        _line(compression, self.train, "compression_loss", COLOURS["compressed"], "")
-        tidy(compression, "Compression loss", "step", "sum over layers")
+        for compression in rest:
+            _line(compression, self.train, "compression_loss", COLOURS["compressed"], "")
+            tidy(compression, "Compression loss", "step", "sum over layers")
         save(drawn, to)
 
     def plot_optimisation(self, to: Path | BinaryIO) -> None:
         """Draw gradient norms, learning rate and speed."""
         drawn = figure(9, 2.5)
         norms, rate, speed = drawn.subplots(1, 3)
+        norms.set_yscale("log")
         _line(norms, self.train, "gradient_norm", COLOURS["recent"], "model")
         _line(norms, self.train, "compressor_gradient_norm", COLOURS["compressed"], "compressors")
-        norms.set_yscale("log")
+        norms.set_yticks(**log_ticks(*norms.get_ylim()))
+        norms.minorticks_off()
         tidy(norms, "Gradient norm", "step")
-        norms.legend(fontsize=8, frameon=False, labelcolor=INK)
-        _line(rate, self.train, "learning_rate", COLOURS["recent"], "")
-        rate.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
+        if norms.lines:
+            norms.legend(fontsize=8, frameon=False, labelcolor=INK)
+        _line(rate, self.train, "learning_rate", COLOURS["recent"], "", smooth=False)
+        rate.set_ylim(bottom=0)
+        rate.yaxis.set_major_formatter("{x:g}")
         tidy(rate, "Learning rate", "step")
         _line(speed, self.train, "tokens_per_second", COLOURS["recent"], "")
         speed.set_ylim(bottom=0)
+        speed.yaxis.set_major_formatter("{x:,.0f}")
         tidy(speed, "Tokens per second", "step")
         save(drawn, to)
 
 
-def _line(axes: Any, lines: Sequence[dict[str, Any]], name: str, colour: str, label: str, marker: str = "") -> None:
-    """Draw one metric by step; under a curve of many points they stay visible, faintly."""
+def _line(
+    axes: Any,
+    lines: Sequence[dict[str, Any]],
+    name: str,
+    colour: str,
+    label: str,
+    marker: str = "",
+    smooth: bool = True,
+) -> None:
+    """Draw one metric by step; of many points the running mean, with the points still visible, faintly."""
+    axes.locator_params(axis="x", nbins=4)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     points = [(line["step"], line[name]) for line in lines if _has(line, name)]
+    if axes.get_yscale() == "log":
+        points = [point for point in points if point[1] > 0]
     if not points:
         return
     steps, values = np.array(points, dtype=float).T
-    if len(values) > SMOOTH:
+    if smooth and len(values) > SMOOTH and not marker:
         axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
         width = len(values) // 40
         sums = np.concatenate([[0.0], values.cumsum()])

@@ -97,7 +97,7 @@ class MemoryUse:
             color=INK,
         )
         right.set_xscale("log")
-        right.set_yscale("log")
+        right.set_yscale("log" if shown else "linear")
         right.xaxis.set_major_formatter("{x:,.0f}")
         right.yaxis.set_major_formatter("{x:g}")
         right.set_xlim(0.8, 1.3 * max(self.reach[-1], self.since_empty[-1].last))

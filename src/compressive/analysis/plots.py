@@ -31,6 +31,12 @@ def tidy(axes: Any, title: str = "", x: str = "", y: str = "", grid: str = "y") 
         axes.set_axisbelow(True)
 
 
+def log_ticks(low: float, high: float) -> dict[str, Any]:
+    """Return few round ticks between two values, with their labels, for a logarithmic axis."""
+    ticks = [tick for power in range(-9, 10) for tick in (10.0**power, 3 * 10.0**power) if low <= tick <= high]
+    return {"ticks": ticks, "labels": [f"{tick:g}" for tick in ticks]}
+
+
 def save(drawn: Any, to: Path | BinaryIO) -> None:
     """Write a figure as PNG."""
     if isinstance(to, Path):

@@ -127,12 +127,24 @@ def _page(run: Run, found: Findings) -> str:
     """The whole page."""
     name = html.escape(run.folder.resolve().name)
     sections = [
-        _section("Training", _image(found.curves.plot_loss), _image(found.curves.plot_optimisation))
+        _section(
+            "Training",
+            _image(found.curves.plot_loss, "loss by step"),
+            _image(found.curves.plot_optimisation, "gradient norms, learning rate and speed by step"),
+        )
         if found.curves.train
         else "",
-        _section("What the memory is worth", _worth(found), _image(found.memory.plot)),
-        _section("Where it looks", _looks(found), _image(found.attention.plot)),
-        _section("What compression loses", _losses(found.layers), _image(found.layers.plot)) if found.layers else "",
+        _section(
+            "What the memory is worth",
+            _worth(found),
+            _image(found.memory.plot, "bits lost without each memory, and since an empty one"),
+        ),
+        _section("Where it looks", _looks(found), _image(found.attention.plot, "attention by bucket")),
+        _section(
+            "What compression loses", _losses(found.layers), _image(found.layers.plot, "compression loss by layer")
+        )
+        if found.layers
+        else "",
         _section("What it writes", *_samples(run.folder / "samples")),
         _section("Configuration", _configuration(run)),
     ]
@@ -261,11 +273,11 @@ def _paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
 
 
-def _image(plot: Callable[[BinaryIO], None]) -> str:
+def _image(plot: Callable[[BinaryIO], None], description: str) -> str:
     """Draw into the page."""
     buffer = BytesIO()
     plot(buffer)
-    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    return f'<img alt="{description}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
 STYLE = """

@@ -138,7 +138,7 @@ def relative_attention(
     near = (query + biases.near[:, None]) @ positions.near[:, n_compressed:].transpose(-1, -2)
     position = torch.cat([relative_shift(far, n_compressed), relative_shift(near, N - n_compressed)], dim=-1)
 
-    scores = (content + position) / math.sqrt(query.shape[-1])
+    scores = (precise(content) + precise(position)) / math.sqrt(query.shape[-1])
     visible = visibility(memory_valid, segment_ids, T)
     weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(dim=-1)
     usage = weights.mean(dim=(1, 2)) if with_usage else None
@@ -193,14 +193,24 @@ def step_attention(
     if positions.far is not positions.near:
         far = torch.einsum("bhk,hnk->bhn", query + biases.far, positions.far)
     position = torch.where(slots < n_compressed, far.gather(-1, distance), near.gather(-1, distance))
-    scores = (content + position) / math.sqrt(query.shape[-1])
+    scores = (precise(content) + precise(position)) / math.sqrt(query.shape[-1])
     weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(dim=-1)
     return torch.einsum("bhn,bhnk->bhk", weights.to(value.dtype), value), weights.mean(dim=1)
 
 
+def precise(x: Tensor) -> Tensor:
+    """Turn half precision into float32, and leave the rest.
+
+    From here to the softmax scores must not be rounded to bf16 again. Beside the lost bits, the compiler may then keep
+    rounded scores beside a maximum of unrounded ones: weights come out wrong by e to the rounding error, gradients
+    more so, and training dies once scores have grown to some hundreds (docs/log.md).
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def sinusoids(distances: Tensor, d_model: int, dtype: torch.dtype) -> Tensor:
     """The code R of each distance, (distances, D): sines of falling frequency, then their cosines."""
-    precise = torch.promote_types(dtype, torch.float32)  # large angles need their bits
-    exponents = torch.arange(0, d_model, 2, device=distances.device, dtype=precise) / d_model
-    angles = distances.to(precise)[:, None] * 10000.0**-exponents
+    angle_type = torch.promote_types(dtype, torch.float32)  # large angles need their bits
+    exponents = torch.arange(0, d_model, 2, device=distances.device, dtype=angle_type) / d_model
+    angles = distances.to(angle_type)[:, None] * 10000.0**-exponents
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)

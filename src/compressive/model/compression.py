@@ -25,7 +25,7 @@ class Compressor(nn.Module):
     def forward(self, old: Evicted) -> tuple[Tensor, Tensor]:
         """Return new slots (B, n // c, D) and whether each may be seen (B, n // c).
 
-        A slot that a new document's start falls into, or that holds an unwritten memory, may not.
+        A slot made of any memory that may not be seen, such as one from before a new document's start, may not either.
         """
         if old.slots.shape[1] < self.rate:
             return old.slots[:, :0], old.valid[:, :0]
@@ -73,7 +73,11 @@ class DilatedConvolution(Convolution):
     def __init__(self, config: ModelConfig, rate: int) -> None:
         super().__init__(config, rate)
         D = config.d_model
-        self.stack = nn.ModuleList(nn.Conv1d(D, D, 3, padding=d, dilation=d) for d in (1, 2, 4))
+        convolutions = [nn.Conv1d(D, D, 3, padding=d, dilation=d) for d in (1, 2, 4)]
+        for convolution in convolutions:
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+            nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
+        self.stack = nn.ModuleList(convolutions)
 
     def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
         x = slots.transpose(1, 2)

@@ -1,7 +1,7 @@
 """What `step` carries from one position to the next, of constant size however long the text."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from torch import Tensor
@@ -27,7 +27,8 @@ class DecodingState(TensorRecord):
     """Everything needed to go on decoding, lanes at positions of their own.
 
     `select` forks lanes (read a book once, continue it many times), `join` batches states of different texts.
-    A state stays good after a step from it; steps share buffers as long as nobody goes back.
+    A state stays good after a step from it: the next state takes its buffers over, and whoever steps from it
+    again, or from a state that was moved, forked or loaded, first gets a copy.
     """
 
     memory: Memory  # as it was when each lane's window began
@@ -35,18 +36,21 @@ class DecodingState(TensorRecord):
     position: Tensor  # (B,): tokens of the current window read so far
     start: Tensor  # (B,): where in this window the current document began, -1 if before it
     room: int  # for so many steps at least no lane's window is full: spares a look at the device
-    spent: bool = field(default=False, init=False)  # a later state writes into these buffers
+    owns_buffers: bool = field(default=False, init=False)  # nobody else holds keys, values and windows
 
-    def take(self) -> Self:
-        """Hand the buffers over to be written to: these the first time, a copy from then on."""
-        if self.spent:
-            return self.clone()
-        object.__setattr__(self, "spent", True)
+    def owning(self) -> Self:
+        """Declare that nobody else holds this state's buffers, so that the next step may write into them."""
+        object.__setattr__(self, "owns_buffers", True)
         return self
 
-    @classmethod
-    def join(cls, records: Sequence[Self]) -> Self:
-        """Lay the lanes of several states side by side in one batch."""
-        joined = super().join(records)
-        object.__setattr__(joined, "room", min(record.room for record in records))
-        return joined
+    def take(self) -> Self:
+        """Hand the buffers over to be written to: these if they are this state's alone, and only once, else a copy."""
+        if not self.owns_buffers:
+            return self.clone()
+        object.__setattr__(self, "owns_buffers", False)
+        return self
+
+    def _combine(self, others: Sequence[Self], function: Callable[..., Tensor], shared: bool = False) -> Self:
+        room = min(state.room for state in (self, *others))
+        first, *rest = (replace(state, room=room) for state in (self, *others))
+        return super(DecodingState, first)._combine(rest, function, shared)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
+from compressive.model.attention import precise
 
 CHUNK = 2**23
 """How many logits `linear_nll` holds at a time."""
@@ -136,15 +137,15 @@ def _linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) ->
 def _linear_nll_backward(
     gradient: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    d_hidden, d_weight, d_bias = torch.zeros_like(hidden), torch.zeros_like(weight), torch.zeros_like(bias)
+    d_hidden, d_weight, d_bias = torch.zeros_like(hidden), precise(weight) * 0, precise(bias) * 0
     for rows in _chunks(target, len(weight)):
         d_logits = _logits(hidden[rows], weight, bias).softmax(dim=1)
         d_logits.scatter_add_(1, target[rows, None], -torch.ones_like(d_logits[:, :1]))
         d_logits = (d_logits * gradient[rows, None]).to(hidden.dtype)
         d_hidden[rows] = d_logits @ weight
-        d_weight.addmm_(d_logits.T, hidden[rows])
+        d_weight += d_logits.T @ hidden[rows]  # summed over chunks in float32, bf16 would lose the small ones
         d_bias += d_logits.sum(dim=0)
-    return d_hidden, d_weight, d_bias
+    return d_hidden, d_weight.to(weight.dtype), d_bias.to(bias.dtype)
 
 
 @_linear_nll.register_fake
@@ -169,12 +170,11 @@ _linear_nll.register_autograd(_differentiate, setup_context=_remember)
 
 
 def _zeros_for(hidden: Tensor, target: Tensor) -> Tensor:
-    return torch.zeros(target.shape, dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
+    return precise(hidden.new_zeros(target.shape))
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    logits = F.linear(hidden, weight, bias)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return precise(F.linear(hidden, weight, bias))
 
 
 def _chunks(target: Tensor, n_classes: int) -> tuple[Tensor, ...]:

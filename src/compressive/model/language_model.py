@@ -49,17 +49,17 @@ class CompressiveLM(nn.Module):
         building all logits. `starts` (B, T), bool, marks where a new document begins: nothing before it is
         visible from then on.
         """
-        self._check("tokens", tokens, 2)
+        tokens = self._checked("tokens", tokens, 2)
         if targets is not None:
-            self._check("targets", targets, 2)
+            targets = self._checked("targets", targets, 2)
             if targets.shape != tokens.shape:
                 raise ValueError(
                     f"targets of shape {tuple(targets.shape)}: expected that of tokens, {tuple(tokens.shape)}"
                 )
-        out = self.trunk(self.embedding(tokens.long()), memory, starts)
+        out = self.trunk(self.embedding(tokens), memory, starts)
         return LMOutput(
             logits=self.embedding.logits(out.hidden) if targets is None else None,
-            nll=None if targets is None else self.embedding.nll(out.hidden, targets.long()),
+            nll=None if targets is None else self.embedding.nll(out.hidden, targets),
             memory=out.memory,
             compression_loss=out.compression_loss,
             compression_losses=out.compression_losses,
@@ -72,11 +72,11 @@ class CompressiveLM(nn.Module):
     @torch.no_grad()
     def step(self, tokens: Tensor, state: DecodingState, starts: Tensor | None = None) -> tuple[Tensor, DecodingState]:
         """Read one token per lane (B,); return the logits (B, V) that `forward` gives there, and the next state."""
-        self._check("tokens", tokens, 1)
-        hidden, state = self.trunk.step(self.embedding(tokens.long()), state, starts)
+        tokens = self._checked("tokens", tokens, 1)
+        hidden, state = self.trunk.step(self.embedding(tokens), state, starts)
         return self.embedding.logits(hidden), state
 
-    def _check(self, name: str, tokens: Tensor, ndim: int) -> None:
+    def _checked(self, name: str, tokens: Tensor, ndim: int) -> Tensor:
         """Refuse what are not tokens; their range only where a look at the values costs no waiting."""
         V = self.config.vocab_size
         if tokens.dtype == torch.bool or tokens.is_floating_point() or tokens.is_complex():
@@ -84,11 +84,13 @@ class CompressiveLM(nn.Module):
         if tokens.ndim != ndim:
             shape = "(batch, time)" if ndim == 2 else "(batch,)"
             raise ValueError(f"{name} of shape {tuple(tokens.shape)}: expected {shape}")
+        tokens = tokens.long()
         if torch.compiler.is_compiling() or tokens.device.type != "cpu" or tokens.numel() == 0:
-            return
+            return tokens
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= V:
             raise ValueError(
                 f"{name} from {low} to {high}: expected 0 to {V - 1}; "
                 "use the tokeniser that the model was made for, or a larger vocab_size"
             )
+        return tokens

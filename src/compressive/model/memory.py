@@ -49,6 +49,8 @@ class Memory(TensorRecord):
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, device: torch.device, dtype: torch.dtype) -> Self:
         """Zeros everywhere (lines 1-2)."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: expected at least 1")
         visible = config.empty_memory == "zeros"
 
         def layer(recent: int, compressed: int) -> LayerMemory:
@@ -115,8 +117,8 @@ class Memory(TensorRecord):
 
         return self.map(clear)
 
-    def check(self, config: ModelConfig, batch_size: int, device: torch.device) -> None:
-        """Refuse to be used with another batch, model or device than it was made for."""
+    def check(self, config: ModelConfig, batch_size: int, weight: Tensor) -> None:
+        """Refuse to be used with another batch, model, device or type than it was made for."""
         found = [(layer.recent.shape, layer.compressed.shape) for layer in self.layers]
         if len(found) != config.n_layers:
             raise ValueError(f"memory of {len(found)} layers: the model has {config.n_layers}; use its initial_memory")
@@ -140,12 +142,23 @@ class Memory(TensorRecord):
                     f"memory of a model with another compression than {config.compression!r}: "
                     "only most_used keeps usage; use the model's own initial_memory"
                 )
-        home = self.layers[0].recent.device
-        if home != device:
-            raise ValueError(f"memory on {home}: the input is on {device}; move it with memory.to({str(device)!r})")
+        held, device = self.layers[0].recent, weight.device
+        if held.device != device:
+            raise ValueError(
+                f"memory on {held.device}: the model is on {device}; move it with memory.to({str(device)!r})"
+            )
+        if held.dtype != weight.dtype:
+            raise ValueError(
+                f"memory of type {held.dtype}: the model is of {weight.dtype}; change it with memory.to(dtype=...)"
+            )
 
     def _per_layer(self, size: PerLayer | None) -> Sequence[int | None]:
-        return size if isinstance(size, tuple) else (size,) * len(self.layers)
+        sizes = size if isinstance(size, tuple | list) else (size,) * len(self.layers)
+        if len(sizes) != len(self.layers) or any(n is not None and n < 0 for n in sizes):
+            raise ValueError(
+                f"size={size!r}: expected a whole number of at least 0, or one for each of {len(self.layers)} layers"
+            )
+        return sizes
 
 
 class Segments(NamedTuple):
@@ -192,7 +205,8 @@ def push_recent(
     old, recent = fifo(memory.recent, window.detach().to(memory.recent.dtype))
     old_valid, recent_valid = fifo(recent_valid, window_valid)
     old_usage, usage = None, memory.usage
-    if usage is not None and received is not None:
+    if usage is not None:
+        assert received is not None
         old_usage, usage = fifo(usage + received.detach(), usage.new_zeros(window.shape[:2]))
 
     memory = LayerMemory(recent, memory.compressed, recent_valid, compressed_valid, usage)

@@ -5,11 +5,11 @@ layer: the paper writes a norm, which differs by the size of the tensor alone, a
 window lengths comparable. Lanes where a new document started, and slots that may not be seen, do not count.
 """
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
+from compressive.model.attention import precise
 from compressive.model.memory import Evicted
 
 
@@ -29,7 +29,7 @@ def attention_reconstruction(
     """
     target = _content_attention(query, *old, old_valid)
     difference = _content_attention(query, *new, new_valid) - target
-    per_lane = _precise(difference).square().mean(dim=(1, 2, 3))
+    per_lane = precise(difference).square().mean(dim=(1, 2, 3))
     return _mean_over(per_lane, counts & new_valid.any(dim=1))
 
 
@@ -45,7 +45,7 @@ class Decoder(nn.Module):
         """Return || old - g(new) ||² per element, over the old memories that compression took in."""
         restored = self.expand(new).unflatten(-1, (self.rate, -1)).flatten(1, 2)
         difference = restored - old.slots[:, : restored.shape[1]]
-        per_slot = _precise(difference).square().mean(dim=-1)
+        per_slot = precise(difference).square().mean(dim=-1)
         return _mean_over(per_slot, (new_valid & counts[:, None]).repeat_interleave(self.rate, dim=1))
 
 
@@ -53,10 +53,6 @@ def _content_attention(query: Tensor, key: Tensor, value: Tensor, valid: Tensor)
     """Line 6: softmax of the scaled products, no u, v or position; heads as in the layer."""
     seen = valid | ~valid.any(dim=1, keepdim=True)  # a lane with nothing to see does not count, but must stay finite
     return F.scaled_dot_product_attention(query, key, value, attn_mask=seen[:, None, None])
-
-
-def _precise(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _mean_over(x: Tensor, counts: Tensor) -> Tensor:

@@ -89,7 +89,11 @@ def _combine(values: Sequence[Any], function: Callable[..., Tensor], shared: boo
         return function(*values)
     if isinstance(first, tuple):
         return tuple(_combine(parts, function, shared) for parts in zip(*values, strict=True))
-    return first._combine(values[1:], function, shared) if isinstance(first, TensorRecord) else first
+    if isinstance(first, TensorRecord):
+        return first._combine(values[1:], function, shared)
+    if any(value != first for value in values):
+        raise ValueError(f"records that differ in {values!r} cannot be combined; take them from one model")
+    return first
 
 
 def _flatten(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:

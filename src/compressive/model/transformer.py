@@ -213,8 +213,8 @@ class CompressiveTransformer(nn.Module):
     def _initialise(self) -> None:
         """Draw the matrices with variance 2 / (sqrt(n_layers)·fan_in), as the authors' released code does.
 
-        At 24 layers of width 1024 that is TransformerXL's 0.02. Compression, which does not grow with depth,
-        keeps the scale of its input instead.
+        At 24 layers of width 1024 that is TransformerXL's 0.02. Matrices of compressors, whose number does not grow
+        with depth, keep the scale of their input instead.
         """
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
@@ -255,19 +255,20 @@ class CompressiveTransformer(nn.Module):
         """Return the state to `step` from, at the beginning of a window: all of memory projected, once."""
         weight, window = next(self.parameters()), self.config.window
         memory = memory.detach()
-        memory.check(self.config, memory.batch_size, weight.device)
+        memory.check(self.config, memory.batch_size, weight)
         layers = []
         for layer, layer_memory in zip(self.layers, memory.layers, strict=True):
             distances = torch.arange(layer.n_memory + window, device=weight.device)
             layers.append(layer.start_cache(layer_memory, self._code(distances, weight.dtype), window))
         position = torch.zeros(memory.batch_size, dtype=torch.long, device=weight.device)
-        return DecodingState(memory, tuple(layers), position, position - 1, window)
+        return DecodingState(memory, tuple(layers), position, position - 1, window).owning()
 
     @torch.no_grad()
     def step(self, x: Tensor, state: DecodingState, starts: Tensor | None = None) -> tuple[Tensor, DecodingState]:
-        """Read one position per lane, x (B, D), as the windowed pass would; `starts` (B,) marks new documents.
+        """Read one position per lane, x (B, D), as the windowed pass does in evaluation mode.
 
-        Works in constant time per position; the step that completes a window also pays for its compression.
+        `starts` (B,) marks new documents. Time per position is constant; the step that completes a window also pays
+        for its compression.
         """
         _check_step(x, state, starts, self.config.d_model)
         state = state.take()
@@ -281,7 +282,7 @@ class CompressiveTransformer(nn.Module):
         )
         if state.room == 0:
             state = self._end_windows(state)
-        return self.dropout(self.final_norm(h)), state
+        return self.dropout(self.final_norm(h)), state.owning()
 
     def _end_windows(self, state: DecodingState) -> DecodingState:
         """Push the windows of those lanes that have filled theirs."""
@@ -328,7 +329,7 @@ class CompressiveTransformer(nn.Module):
                 f"starts of type {starts.dtype} and shape {tuple(starts.shape)}: expected a bool mask of the "
                 f"input's (batch, time) = {tuple(x.shape[:2])}"
             )
-        memory.check(self.config, x.shape[0], x.device)
+        memory.check(self.config, x.shape[0], next(self.parameters()))
 
 
 def _check_step(x: Tensor, state: DecodingState, starts: Tensor | None, d_model: int) -> None:
