@@ -24,6 +24,7 @@ from compressive.data.prepare import prepare
 from compressive.evaluation.score import score
 from compressive.generation.generate import generate
 from compressive.run import Run
+from compressive.trained import Trained
 from compressive.training.loop import describe_environment, train
 
 
@@ -72,16 +73,17 @@ def report(run: Run) -> dict[str, object]:
     """Test bits per character at the trained and at enlarged memory, a sample, and the curve."""
     tokens = run.corpus().split("test")
     gradients = compare_gradients(run)
-    test = {}
+    trained, test = Trained.load(run), {}
     sizes = {
         "as trained": ({}, None),
         "first 1 MB, as trained": ({}, 1_000_000),
         "first 1 MB, compressed 1024, empty slots masked": (
             {"compressed_size": 1024, "empty_memory": "masked"}, 1_000_000),
-        "first 1 MB, compressed 1024, empty slots zeros": ({"compressed_size": 1024}, 1_000_000),
+        "first 1 MB, compressed 1024, empty slots zeros": (
+            {"compressed_size": 1024, "empty_memory": "zeros"}, 1_000_000),
     }  # fmt: skip
     for name, (changes, limit) in sizes.items():
-        model = run.load_model("cuda", **changes)
+        model = trained.model(trained.setting(**changes).config, "cuda")
         began = time.monotonic()
         nats = score(model, tokens, lanes=64, precision="bf16", limit=limit)
         test[name] = {
@@ -89,7 +91,7 @@ def report(run: Run) -> dict[str, object]:
             "tokens": len(nats),
             "seconds": time.monotonic() - began,
         }
-    model = run.load_model("cuda")
+    model = trained.model(trained.config, "cuda")
     prompt = torch.from_numpy(np.array(tokens[:2048], dtype=np.int64)).cuda()
     began = time.monotonic()
     sample = bytes(int(token) for token in generate(model, prompt, 600, seed=0))
@@ -106,7 +108,8 @@ def report(run: Run) -> dict[str, object]:
 
 def compare_gradients(run: Run) -> dict[str, float]:
     """Relative error of bf16 gradients, eager and compiled, against float32, at the trained weights."""
-    model = run.load_model("cuda").train()
+    trained = Trained.load(run)
+    model = trained.model(trained.config, "cuda").train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -132,7 +135,7 @@ def compare_gradients(run: Run) -> dict[str, float]:
 
     result = {}
     for kind in ("eager", "compiled"):
-        worst = max(range(len(named)), key=lambda i: error(kind, slice(i, i + 1)))  # noqa: B023
+        worst = max(range(len(named)), key=lambda i: error(kind, slice(i, i + 1)))
         result |= {
             f"{kind}, all parameters": error(kind, slice(None)),
             f"{kind}, worst parameter ({named[worst][0]})": error(kind, slice(worst, worst + 1)),

@@ -10,8 +10,8 @@ from training_helpers import tiny_corpus, tiny_run_config
 
 from compressive.evaluation.score import LONG, score
 from compressive.evaluation.sweep import PlotError, Reading, combinations, parse_sizes, plot, sweep
-from compressive.evaluation.trained import Trained
 from compressive.run import Run
+from compressive.trained import Trained
 from compressive.training import checkpoint
 
 

@@ -1,4 +1,4 @@
-"""A run's folder: its configuration, and the way from there to a model and its corpus.
+"""A run's folder: its configuration, and the way from there to its corpus; `trained.py` has the way to its model.
 
 runs/NAME/config.json        the resolved configuration
          /environment.json   versions, hardware, commit
@@ -11,13 +11,11 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 
-from compressive.config import EmptyMemory, PerLayer, RunConfig
-from compressive.model.language_model import CompressiveLM
-from compressive.training import checkpoint
+from compressive.config import RunConfig
 
 if TYPE_CHECKING:
     from compressive.data.corpus import Corpus
@@ -58,24 +56,6 @@ class Run:
         from compressive.data.corpus import Corpus
 
         return Corpus.open((data_dir or Path(self.config.data.data_dir)) / self.config.data.corpus)
-
-    def load_model(
-        self,
-        device: torch.device | str = "cpu",
-        which: Literal["best", "last"] = "best",
-        memory_size: PerLayer | None = None,
-        compressed_size: PerLayer | None = None,
-        empty_memory: EmptyMemory | None = None,
-    ) -> CompressiveLM:
-        """Load the trained model, in evaluation mode, with other memory sizes if asked to."""
-        changes = {"memory_size": memory_size, "compressed_size": compressed_size, "empty_memory": empty_memory}
-        config = dataclasses.replace(self.config.model, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]
-        found = checkpoint.best(self.checkpoints) if which == "best" else checkpoint.latest(self.checkpoints)
-        if found is None:
-            raise checkpoint.CheckpointError(f"{self.folder} holds no whole checkpoint; train it with --resume first")
-        model = CompressiveLM(config)
-        model.load_state_dict(found.tensors("model"))
-        return model.to(device).eval()
 
 
 def pick_device(name: str) -> torch.device:

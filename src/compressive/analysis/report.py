@@ -25,9 +25,9 @@ from compressive.analysis.xz import xz_bits, xz_bits_after
 from compressive.config import ModelConfig
 from compressive.evaluation.score import lanes_for, score
 from compressive.evaluation.sweep import require_matplotlib
-from compressive.evaluation.trained import Trained
 from compressive.model.language_model import CompressiveLM
 from compressive.run import Run
+from compressive.trained import Trained
 
 if TYPE_CHECKING:
     from compressive.data.corpus import Corpus

@@ -102,8 +102,8 @@ def _measure(options: Analyze, run: "Run", progress: "Progress") -> int:
     from compressive.analysis.layers import measurable, measure_layers
     from compressive.analysis.memory import measure_memory
     from compressive.evaluation.sweep import PlotError
-    from compressive.evaluation.trained import Trained
     from compressive.run import pick_device
+    from compressive.trained import Trained
 
     measures: dict[str, Callable[..., Any]] = {
         "memory": measure_memory,

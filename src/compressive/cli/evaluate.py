@@ -73,8 +73,8 @@ def evaluate(options: Evaluate) -> int:
     from rich.progress import Progress
 
     from compressive.evaluation.sweep import PlotError, Reading, Result, combinations, plot, require_matplotlib, sweep
-    from compressive.evaluation.trained import Setting, Trained
     from compressive.run import Run, pick_device
+    from compressive.trained import Setting, Trained
 
     source = Run.open(options.run)
     reading = Reading(

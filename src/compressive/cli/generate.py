@@ -63,10 +63,10 @@ def generate(options: Generate) -> int:
     """Stream the first sample as it comes; the others, drawn beside it, follow when it is done."""
     import torch
 
-    from compressive.evaluation.trained import Trained
     from compressive.generation.generate import generate
     from compressive.generation.text import TextStream, encode_prompt
     from compressive.run import Run, pick_device
+    from compressive.trained import Trained
 
     run = Run.open(options.run)
     tokenizer = run.corpus(options.data_dir).tokenizer

@@ -13,7 +13,7 @@ from compressive.config import EmptyMemory, PerLayer, Precision
 from compressive.evaluation.dynamic import dynamic_score
 from compressive.evaluation.metrics import Metrics, Split, summarise
 from compressive.evaluation.score import lanes_for, score
-from compressive.evaluation.trained import Setting, Trained
+from compressive.trained import Setting, Trained
 
 if TYPE_CHECKING:
     from compressive.data.corpus import Corpus

@@ -78,7 +78,7 @@ def train(run: Run) -> int:
 
     forward = torch.compile(model, fullgraph=True) if options.compile else model
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16")
-    late, tally = Late(device), Tally(config, device)
+    late, tally = Late(device), Tally(config, device, step)
     unit = "bpc" if corpus.tokenizer.kind == "bytes" else "ppl"
 
     def save() -> None:
@@ -191,14 +191,14 @@ class Late:
 class Tally:
     """Averages what steps report, watches for divergence, measures speed."""
 
-    def __init__(self, config: RunConfig, device: torch.device) -> None:
-        self.device, self.clip = device, config.train.clip
+    def __init__(self, config: RunConfig, device: torch.device, step: int) -> None:
+        self.device = device
         self.tokens_per_step = config.train.batch * config.train.unroll * config.model.window
         self.flops = training_flops_per_token(config.model)
         self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         self.rows: list[list[float]] = []
         self.in_a_row = 0
-        self.clock, self.steps, self.busy = time.monotonic(), 0, 0.0
+        self.clock, self.steps = time.monotonic(), step
 
     def add(self, step: int, row: list[float] | None) -> None:
         """Take the numbers of one step, if there are any."""
