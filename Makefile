@@ -1,13 +1,25 @@
-# make test   everything CI checks: style, types, tests; creates the environment when there is none
-# make clean  removes the environment and caches
+# make quickstart  from nothing to a trained model, its score, samples and a report, in minutes on two CPU cores
+# make test        everything CI checks: style, types, tests; creates the environment when there is none
+# make soak        the tests that take minutes
+# make clean       removes the environment and caches
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test lint types pytest clean
+.PHONY: test lint types pytest soak quickstart clean
 
 test: lint types pytest
+
+# `make quickstart STEPS=20` makes a quick, poor one.
+STEPS ?= 2000
+quickstart: $(VENV)/installed
+	$(BIN)/compressive data prepare text books --name books
+	$(BIN)/compressive train quickstart --train.steps $(STEPS) --out runs/quickstart --resume
+	$(BIN)/compressive evaluate runs/quickstart --split test --lanes 8
+	$(BIN)/compressive generate runs/quickstart --prompt-file books/prompts/860-*.txt --length 400
+	$(BIN)/compressive analyze runs/quickstart report --tokens 50000 --test-tokens 0
+	@echo "open runs/quickstart/report.html"
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -19,6 +31,9 @@ types: $(VENV)/installed
 # Each worker keeps to one thread: the models in the tests are tiny, and threads would only fight for cores.
 pytest: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --durations=10
+
+soak: $(VENV)/installed
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m soak
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,5 +1,6 @@
 """What several tests need: small models in float64, random tokens, the way from a model to the reference."""
 
+import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from compressive import CompressiveLM, Memory, ModelConfig
 
@@ -48,6 +50,18 @@ def run_windows(model: CompressiveLM, windows: Any, memory: Memory, starts: Any 
         out = model(window, memory, starts=None if starts is None else starts[i])
         memory = out.memory
         yield out
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors that Python can reach, each storage once."""
+    gc.collect()
+    storages = {}
+    for thing in gc.get_objects():
+        # isinstance would wake lazy modules up; fake tensors, left over from tracing, hold no memory
+        if issubclass(type(thing), Tensor) and not issubclass(type(thing), FakeTensor):
+            storage = thing.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
 
 
 def reference_config(config: ModelConfig) -> SimpleNamespace:

@@ -102,7 +102,9 @@ def test_the_report_is_one_page_that_needs_nothing_else(home, capsys):
     done = call(capsys, home / "run", "report", *FEW)
     assert done.code == 0
     path = home / "run" / "report.html"
-    assert done.out.strip() == str(path)
+    assert done.out.splitlines()[-1] == str(path)
+    assert "xz(train + test) - xz(train)" in done.out
+    assert json.loads(path.with_suffix(".json").read_text("utf-8"))["test"]["xz"] > 0
     page = path.read_text("utf-8")
     assert len(re.findall(r'src="data:image/png;base64,', page)) == 5
     assert not re.findall(r'(?:src|href)="(?!data:)|url\(|@import|https?://', page)

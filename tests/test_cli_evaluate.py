@@ -18,7 +18,13 @@ from compressive.data.corpus import write_corpus
 from compressive.data.tokenizer import WordTokenizer
 from compressive.evaluation.score import score
 from compressive.run import Run
+from compressive.trained import Trained
 from compressive.training import checkpoint
+
+
+def model_of(run):
+    trained = Trained.load(run)
+    return trained.model(trained.config)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +61,7 @@ def test_one_evaluation_as_json(run, capsys):
     found = json.loads(captured.out)
     assert captured.err == ""
     corpus = run.corpus()
-    nll = score(run.load_model(), corpus.split("valid"))
+    nll = score(model_of(run), corpus.split("valid"))
     expected = {
         "run": "run", "corpus": "tiny", "split": "valid", "checkpoint": "best", "step": 7, "lanes": 1,
         "memory_size": 16, "compressed_size": 8, "empty_memory": "zeros", "empty_memory_reason": "as in training",
@@ -163,7 +169,7 @@ def test_words_have_frequency_buckets(tmp_path, capsys):
 
 
 def test_numbers_that_are_none_are_null_in_json(run, capsys):
-    weights = {name: w * math.nan for name, w in run.load_model().state_dict().items()}
+    weights = {name: w * math.nan for name, w in model_of(run).state_dict().items()}
     checkpoint.save(run.checkpoints, 8, {"model": weights}, {})
     assert evaluate(run, "--json", "--limit", "40") == 0
     assert json.loads(capsys.readouterr().out)["perplexity"] is None

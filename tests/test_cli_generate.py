@@ -12,6 +12,7 @@ from compressive.cli import main
 from compressive.generation import generate as generation
 from compressive.model.language_model import CompressiveLM
 from compressive.run import Run
+from compressive.trained import Trained
 from compressive.training import checkpoint
 
 
@@ -34,7 +35,8 @@ def call(capsys, *words):
 
 def text_of(folder, prompt, length, **settings):
     run = Run.open(folder)
-    model = run.load_model()
+    trained = Trained.load(run)
+    model = trained.model(trained.config)
     tokens = generation.generate(model, torch.tensor(list(prompt)), length, **settings)
     samples = torch.stack(list(tokens), dim=1).tolist()
     return [bytes(sample).decode("utf-8", "replace") for sample in samples]

@@ -1,12 +1,11 @@
 """Generation: the windowed pass again, one token at a time, many samples from one reading, flat for ever."""
 
-import gc
 import statistics
 import time
 
 import pytest
 import torch
-from helpers import build, random_tokens, run_windows, tiny_config, windows_of
+from helpers import build, live_bytes, random_tokens, run_windows, tiny_config, windows_of
 
 from compressive.generation.generate import generate, prime
 from compressive.generation.sampling import sample
@@ -95,17 +94,6 @@ def test_what_cannot_be_done_is_refused_before_anything_is_read(prompt, settings
         generate(build(tiny_config()), prompt, **{"length": 5} | settings)
 
 
-def live_bytes():
-    """Of all tensors that Python can reach, each storage once."""
-    gc.collect()
-    storages = {}
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor):  # asking the thing itself could run its code
-            storage = thing.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
-
-
 def watch(length, every):
     """Draw so many tokens; return live bytes and the seconds each token took, stretch by stretch."""
     config = tiny_config(window=8, memory_size=8, compressed_size=8, d_model=16)
@@ -121,11 +109,9 @@ def watch(length, every):
     return sizes, seconds[:-1]
 
 
-def test_time_and_memory_per_token_stay_flat():
-    sizes, seconds = watch(length=3000, every=500)
+def test_memory_per_token_stays_flat():
+    sizes, _ = watch(length=3000, every=500)
     assert len(set(sizes[1:])) == 1
-    early, late = (statistics.median(part) for part in (seconds[1], seconds[-1]))
-    assert late < 2.5 * early
 
 
 @pytest.mark.soak

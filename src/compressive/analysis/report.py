@@ -66,9 +66,8 @@ class Findings:
     layers: LayerLoss | None  # None where nothing is compressed
 
 
-def write_report(
+def measure_run(
     run: Run,
-    out: Path,
     *,
     data_dir: Path | None = None,
     device: torch.device | str = "cpu",
@@ -78,8 +77,8 @@ def write_report(
     lanes: int = 16,
     test_tokens: int | None = 1_000_000,
     progress: Progress | None = None,
-) -> Path:
-    """Measure a run and write the page; `tokens` of `split` are read for each analysis, `test_tokens` are scored."""
+) -> Findings:
+    """Measure a run: `tokens` of `split` are read for each analysis, `test_tokens` are scored."""
     require_matplotlib()  # better now than after the work
     corpus, trained = run.corpus(data_dir), Trained.load(run, which)
     model, text = trained.model(trained.config, device), corpus.split(split)
@@ -89,7 +88,7 @@ def write_report(
     if any(trained.config.compressed_sizes):
         with_loss = trained.model(measurable(trained.config), device)
         layers = measure_layers(with_loss, text, tokens=tokens, lanes=lanes, progress=part(progress, 0.6, 0.7))
-    found = Findings(
+    return Findings(
         step=trained.step,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         split=split,
@@ -99,10 +98,36 @@ def write_report(
         attention=attention,
         layers=layers,
     )
+
+
+def write_report(run: Run, found: Findings, out: Path) -> None:
+    """Write the page, and the figures that head it as JSON beside it."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(f".{out.name}.partial")
-    aside.write_text(_page(run, found), "utf-8")
-    return aside.replace(out)
+    figures = {"step": found.step, "parameters": found.parameters, "test": dataclasses.asdict(found.test)}
+    if (worth := found.memory.compressed_worth) is not None:
+        figures["compressed_memory_is_worth"] = dataclasses.asdict(worth)
+    for path, text in ((out.with_suffix(".json"), json.dumps(figures, indent=1) + "\n"), (out, _page(run, found))):
+        aside = path.with_name(f".{path.name}.partial")
+        aside.write_text(text, "utf-8")
+        aside.replace(path)
+
+
+def summary(found: Findings) -> str:
+    """The same figures in a few lines."""
+    test = found.test
+    if test.xz is None or test.xz_after_training is None:
+        lines = [f"test perplexity {test.perplexity:.3f}"]
+    else:
+        unit = "bits per character" if test.characters else "bits per byte"
+        lines = [
+            f"test, {test.tokens:,} tokens, {unit}:",
+            f"  this model                  {test.bits:.3f}",
+            f"  xz -9e of the same text     {test.xz:.3f}",
+            f"  xz(train + test) - xz(train) {test.xz_after_training:.3f}",
+        ]
+    if (worth := found.memory.compressed_worth) is not None:
+        lines.append(f"compressed memory is worth {worth.mean:.4f} ± {worth.error:.4f} bits per token")
+    return "\n".join(lines)
 
 
 def _score_test(model: CompressiveLM, corpus: "Corpus", limit: int | None, progress: Progress | None) -> TestScore:

@@ -72,12 +72,11 @@ def analyze(options: Analyze) -> int:
 
 
 def _report(options: Analyze, run: "Run", progress: "Progress") -> int:
-    from compressive.analysis.report import write_report
+    from compressive.analysis.report import measure_run, summary, write_report
     from compressive.run import pick_device
 
-    path = write_report(
+    found = measure_run(
         run,
-        (options.out or run.folder) / "report.html",
         data_dir=options.data_dir,
         device=pick_device(options.device),
         which=options.which,
@@ -87,7 +86,9 @@ def _report(options: Analyze, run: "Run", progress: "Progress") -> int:
         test_tokens=options.test_tokens or None,
         progress=progress,
     )
-    print(path)
+    path = (options.out or run.folder) / "report.html"
+    write_report(run, found, path)
+    print(f"{summary(found)}\n{path}")
     return 0
 
 

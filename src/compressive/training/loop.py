@@ -133,22 +133,21 @@ def train(run: Run) -> int:
                 recorder.train(step, tally.take(step, learning_rate(step - 1, options), tokens_read))
             improved = False
             if options.eval_every and (step % options.eval_every == 0 or step == options.steps):
-                loss = _evaluate(model, corpus, config)
+                with tally.paused():
+                    loss = _evaluate(model, corpus, config)
                 improved, best = loss < best, min(loss, best)
                 recorder.evaluation(step, {"split": "valid", **figures(loss)}, improved)  # type: ignore[dict-item]
-                tally.pause()
             if options.sample_every and (step % options.sample_every == 0 or step == options.steps):
-                _sample(model, corpus, run.folder, step, options.sample_tokens)
-                tally.pause()
+                with tally.paused():
+                    _sample(model, corpus, run.folder, step, options.sample_tokens)
             if improved or step % options.checkpoint_every == 0 or step == options.steps or stop:
                 tally.add(step, late.flush())
                 last = step == options.steps or bool(stop)
-                with contextlib.nullcontext() if last else _shrug_off(recorder):
+                with tally.paused(), contextlib.nullcontext() if last else _shrug_off(recorder):
                     save()
                     if improved:
                         checkpoint.mark_best(run.checkpoints, step, best)
                     checkpoint.prune(run.checkpoints)
-                tally.pause()
         if stop:
             recorder.say(f"saved step {step} after {stop[0].name}; continue with --resume")
             return INTERRUPTED
@@ -216,15 +215,23 @@ class Tally:
                 "is good: lower train.learning-rate, lengthen train.warmup-steps, or try train.precision fp32"
             )
 
-    def pause(self) -> None:
-        """Do not count the time since training paused for something else."""
-        self.clock = time.monotonic()
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time that something else takes."""
+        self._wait()
+        began = time.monotonic()
+        yield
+        self.clock += time.monotonic() - began
+
+    def _wait(self) -> None:
+        """Let the device finish, before the clock is read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def take(self, step: int, rate: float, tokens: int) -> dict[str, float | None]:
         """Give the averages since the last time."""
         rows, self.rows = np.array(self.rows or [[math.nan] * 5]), []
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self._wait()
         now = time.monotonic()
         seconds, self.clock = now - self.clock, now
         steps, self.steps = step - self.steps, step
