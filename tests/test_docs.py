@@ -1,6 +1,7 @@
 """The README and docs/paper.md are kept true: the example runs, the tree is whole, every named place exists."""
 
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -17,6 +18,13 @@ def test_the_readme_example_runs():
     exec(example, names)
     assert names["memory"].compressed[0].any()
     assert all(p.grad is not None for p in names["model"].parameters())
+
+
+def test_the_readme_s_quickstart_figures_are_those_of_its_results():
+    result = json.loads((ROOT / "experiments" / "results" / "quickstart.json").read_text("utf-8"))["report"]
+    test, worth = result["test"], result["compressed_memory_is_worth"]
+    row = f"| **{test['bits']:.3f}** | {test['xz']:.3f} | {test['xz_after_training']:.3f} | "
+    assert row + f"{worth['mean']:.3f} ± {worth['error']:.3f} |" in README
 
 
 def test_the_readme_tree_shows_every_module():

@@ -121,9 +121,9 @@ def summary(found: Findings) -> str:
         unit = "bits per character" if test.characters else "bits per byte"
         lines = [
             f"test, {test.tokens:,} tokens, {unit}:",
-            f"  this model                  {test.bits:.3f}",
-            f"  xz -9e of the same text     {test.xz:.3f}",
-            f"  xz(train + test) - xz(train) {test.xz_after_training:.3f}",
+            f"  this model                     {test.bits:.3f}",
+            f"  xz -9e of the same text        {test.xz:.3f}",
+            f"  xz(train + test) - xz(train)   {test.xz_after_training:.3f}",
         ]
     if (worth := found.memory.compressed_worth) is not None:
         lines.append(f"compressed memory is worth {worth.mean:.4f} ± {worth.error:.4f} bits per token")

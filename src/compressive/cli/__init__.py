@@ -3,6 +3,7 @@
 compressive train enwik8-base --train.steps 1000
 """
 
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -55,6 +56,9 @@ def guarded(function: Callable[[], int], prog: str) -> int:
     """Call; an error that a user can mend is printed without a traceback and gives exit code 2."""
     try:
         return function()
+    except BrokenPipeError:  # whoever read the output has had enough of it, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError, RuntimeError) as error:
         if type(error) is RuntimeError:  # torch's own; its traceback is needed
             raise

@@ -102,7 +102,7 @@ def train(run: Run) -> int:
             (task + compression).backward()  # they share no parameter, so no constant weighs them
 
             # Whether the step is any good is decided on the device; nothing waits for it here.
-            norms = [_norm(group) for group in (others, compressors)]
+            norms = [_norm(group, device) for group in (others, compressors)]
             finite = (task + compression).isfinite() & norms[0].isfinite() & norms[1].isfinite()
             memory = memory.detach().where(finite, before)
             if steps_per_update(step, config.train) > 1:
@@ -111,7 +111,7 @@ def train(run: Run) -> int:
                 if totals:
                     for parameter, total in zip(others + compressors, totals, strict=True):
                         parameter.grad = total / counted.clamp(min=1)
-                    good, norms = counted > 0, [_norm(group) for group in (others, compressors)]
+                    good, norms = counted > 0, [_norm(group, device) for group in (others, compressors)]
                     totals, counted = [], torch.zeros_like(counted)
                 else:
                     good = finite
@@ -149,6 +149,8 @@ def train(run: Run) -> int:
                         checkpoint.mark_best(run.checkpoints, step, best)
                     checkpoint.prune(run.checkpoints)
         if stop:
+            if not (run.checkpoints / f"step-{step:08d}").exists():  # the signal came after this step's last chance
+                save()
             recorder.say(f"saved step {step} after {stop[0].name}; continue with --resume")
             return INTERRUPTED
         recorder.say(
@@ -284,11 +286,9 @@ def _batch(lanes: Lanes, position: int, size: int, device: torch.device) -> tupl
     return move(x), move(y)
 
 
-def _norm(parameters: list[nn.Parameter]) -> Tensor:
+def _norm(parameters: list[nn.Parameter], device: torch.device) -> Tensor:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients:
-        return torch.zeros((), device=parameters[0].device if parameters else None)
-    return get_total_norm(gradients)
+    return get_total_norm(gradients) if gradients else torch.zeros((), device=device)
 
 
 def _accumulate(

@@ -20,7 +20,6 @@ class Recorder:
     def __init__(self, folder: Path, config: RunConfig, first_step: int, seconds_before: float, unit: str) -> None:
         self.folder, self.config, self.unit = folder, config, unit
         self.console = Console(stderr=False)
-        self.file = _reopen(folder / "metrics.jsonl", first_step)
         self.first_step, self.seconds_before, self.began = first_step, seconds_before, time.monotonic()
         self.sinks: list[Any] = []
         if config.train.tensorboard:
@@ -28,6 +27,7 @@ class Recorder:
         if config.train.wandb:
             self.sinks.append(_wandb(folder, config))
         self.progress: Progress | None = None
+        self.file = _reopen(folder / "metrics.jsonl", first_step)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:

@@ -1,0 +1,97 @@
+"""The command table: instant help, clear refusals, presets shown as they can be read back."""
+
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+from training_helpers import command
+
+from compressive.cli import COMMANDS, guarded, main
+from compressive.config import RunConfig, preset_names
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["help"]])
+def test_help_lists_every_command(words, capsys):
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert all(f"compressive {name} " in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_explains_itself_without_torch(name):
+    code = (
+        "import sys; from compressive.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, *name.split(), "--help"], capture_output=True, text=True, check=True
+    )
+    assert f"compressive {name}" in result.stdout
+    assert len(result.stdout) > 300
+
+
+def test_an_unknown_command_is_refused(capsys):
+    assert main(["trian"]) == 2
+    assert "no command 'trian'" in capsys.readouterr().err
+
+
+def test_errors_that_can_be_mended_are_one_line(capsys):
+    def fail():
+        raise FileNotFoundError("no such corpus; prepare it")
+
+    assert guarded(fail, "compressive x") == 2
+    assert capsys.readouterr().err == "compressive x: no such corpus; prepare it\n"
+
+    def bug():
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError):
+        guarded(bug, "compressive x")
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_is_shown_in_full_and_can_be_read_back(name, capsys):
+    assert main(["config", name]) == 0
+    assert RunConfig.from_tables(tomllib.loads(capsys.readouterr().out)) == RunConfig.from_preset(name)
+
+
+def test_presets_are_listed(capsys):
+    assert main(["config"]) == 0
+    assert capsys.readouterr().out.split() == preset_names()
+    assert main(["config", "enwik9"]) == 2
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    result = subprocess.run(
+        f"{sys.executable} -m compressive config enwik8 | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == "[model]\n"
+    assert result.stderr == ""
+
+
+def test_unknown_tables_and_fields_are_refused():
+    with pytest.raises(ValueError, match="table='modle': expected one of model, data, train"):
+        RunConfig.from_tables({"modle": {}})
+    with pytest.raises(ValueError, match="train field='step': expected one of steps, batch"):
+        RunConfig.from_tables({"train": {"step": 3}})
+
+
+def test_a_run_that_is_none_is_refused(tmp_path):
+    for words in (["evaluate"], ["generate"], ["analyze"]):
+        more = ["memory"] if words == ["analyze"] else []
+        result = command(*words, tmp_path / "nothing", *more)
+        assert result.returncode == 2
+        assert "is not a run: it holds no config.json; train one: compressive train PRESET --out" in result.stderr
+
+
+def test_help_is_there_at_once():
+    began = time.monotonic()
+    command("train", "--help")
+    assert time.monotonic() - began < 5  # about 0.3 s where nothing else runs

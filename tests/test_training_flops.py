@@ -1,0 +1,28 @@
+"""The arithmetic that a model needs, against torch's own count of what it does."""
+
+import pytest
+import torch
+from helpers import random_tokens
+from torch.utils.flop_counter import FlopCounterMode
+
+from compressive import CompressiveLM, ModelConfig
+from compressive.training.flops import peak_flops, training_flops_per_token
+
+
+@pytest.mark.parametrize("compressed", [0, 128])
+def test_count_is_near_what_torch_counts(compressed):
+    config = ModelConfig(vocab_size=512, n_layers=2, d_model=128, n_heads=2, d_ff=512, window=128, memory_size=128,
+                         compressed_size=compressed, compression_rate=4)  # fmt: skip
+    model, B = CompressiveLM(config), 8
+    tokens = random_tokens(config, B, 128)
+    with FlopCounterMode(display=False) as counter:
+        out = model(tokens, model.initial_memory(B))
+        torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), tokens.flatten()).backward()
+    done = counter.get_total_flops() / tokens.numel()
+    # Torch also counts masked scores, position codes beyond the slots, and here no loss of compression's own.
+    assert 0.75 < training_flops_per_token(config) / done < 1.1
+
+
+def test_peak_rates():
+    assert peak_flops("NVIDIA H200") == 989e12
+    assert peak_flops("a toaster") is None
