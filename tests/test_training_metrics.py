@@ -48,12 +48,14 @@ def test_perplexity_where_tokens_are_words(tmp_path, capsys):
 def test_a_live_line_on_a_terminal(tmp_path):
     record = recorder(tmp_path)
     screen = io.StringIO()
-    record.console = Console(file=screen, force_terminal=True, width=200)
+    record.console = Console(file=screen, force_terminal=True, width=60)
     with record:
         record.train(50, VALUES)
-        record.progress.refresh()
-    assert "loss 1.2500" in screen.getvalue()
-    assert "50%" in screen.getvalue()
+        record.live.refresh()
+        record.say("a message")
+    shown = screen.getvalue()
+    assert all(part in shown for part in ("loss 1.2500", "tok/s", "left", "a message"))  # nothing cut off
+    assert record.bar.percentage_completed == 50
 
 
 def test_lines_of_a_past_that_did_not_last_are_dropped(tmp_path):

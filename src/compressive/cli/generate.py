@@ -102,6 +102,7 @@ def generate(options: Generate) -> int:
         sink.write(streams[0].finish() + "\n")
         for i, parts in enumerate(waiting, start=1):
             sink.write(_header(i + 1, options.samples) + "".join(parts) + streams[i].finish() + "\n")
+        sink.flush()
     ended = time.perf_counter()
 
     count = options.length * options.samples

@@ -8,8 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
 
 from compressive.config import RunConfig
 
@@ -26,24 +28,22 @@ class Recorder:
             self.sinks.append(_tensorboard(folder))
         if config.train.wandb:
             self.sinks.append(_wandb(folder, config))
-        self.progress: Progress | None = None
+        self.bar = ProgressBar(total=config.train.steps, completed=first_step)
+        self.text = Text("starting")
+        self.live: Live | None = None
         self.file = _reopen(folder / "metrics.jsonl", first_step)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
-            columns = [TextColumn("{task.fields[line]}"), BarColumn(bar_width=20), TaskProgressColumn()]
-            self.progress = Progress(*columns, console=self.console)
-            self.task = self.progress.add_task(
-                "", total=self.config.train.steps, completed=self.first_step, line="starting"
-            )
-            self.progress.start()
+            self.live = Live(Group(self.text, self.bar), console=self.console)
+            self.live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.progress is not None:
-            self.progress.stop()
+        if self.live is not None:
+            self.live.stop()
         self.file.close()
         for sink in self.sinks:
             sink.close()
@@ -85,10 +85,11 @@ class Recorder:
             sink.write(kind, step, {k: v for k, v in values.items() if isinstance(v, int | float)})
 
     def _line(self, step: int, line: str) -> None:
-        if self.progress is None:
+        if self.live is None:
             self.say(line)
         else:
-            self.progress.update(self.task, completed=step, line=line)
+            self.bar.completed = step
+            self.text.plain = line
 
 
 def clock(seconds: float) -> str:
