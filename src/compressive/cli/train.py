@@ -56,10 +56,9 @@ def _train(preset: str, arguments: list[str], prog: str) -> int:
     from compressive.run import Run
     from compressive.training.loop import describe_environment, train
 
-    exists = (options.out / "config.json").exists()
-    if exists and not options.resume:
+    if (options.out / "metrics.jsonl").exists() and not options.resume:
         raise ValueError(f"out={options.out} holds a run already: continue it with --resume, or choose another --out")
-    if exists:
+    if (options.out / "config.json").exists() and options.resume:
         _refuse_changes(Run.open(options.out).config, config)
     run = Run.create(options.out, config)
     environment = json.dumps(describe_environment())
