@@ -66,9 +66,10 @@ def test_nll_gradients_are_right():
     torch.manual_seed(0)
     hidden, weight, bias = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((5, 3), (7, 3), (7,)))
     target = torch.tensor([0, 6, -1, 3, 3])
-    assert torch.autograd.gradcheck(linear_nll, (hidden, weight, bias, target))
-    assert linear_nll(hidden, weight, bias, target)[2] == 0
-    torch.library.opcheck(module._linear_nll, (hidden, weight, bias, target))
+    for targets, some in ((target, True), (target.abs(), True), (target.abs(), False)):
+        assert torch.autograd.gradcheck(linear_nll, (hidden, weight, bias, targets, some))
+        torch.library.opcheck(module._linear_nll, (hidden, weight, bias, targets, some))
+    assert linear_nll(hidden, weight, bias, target, some=True)[2] == 0
 
 
 class Largest(TorchDispatchMode):
@@ -153,3 +154,13 @@ def test_embeddings_start_at_unit_scale(cutoffs):
     embedding = build_embedding(ModelConfig(vocab_size=4000, d_model=256, adaptive_cutoffs=cutoffs))
     for low in (0, 1000, 2000):
         assert abs(embedding(torch.arange(low, low + 1000)).std().item() - 1) < 0.1
+
+
+def test_plain_nll_asks_the_device_nothing():
+    """Tensors without data cannot answer: what runs on them makes no host wait."""
+    hidden, weight, bias = (torch.randn(*s, device="meta") for s in ((5, 3), (7, 3), (7,)))
+    target, gradient = torch.zeros(5, dtype=torch.long, device="meta"), torch.randn(5, device="meta")
+    module._linear_nll._init_fn(hidden, weight, bias, target, False)
+    module._linear_nll_backward._init_fn(gradient, hidden, weight, bias, target, False)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        module._linear_nll._init_fn(hidden, weight, bias, target, True)

@@ -297,3 +297,14 @@ def test_weights_start_smaller_in_deeper_models(n_layers):
     for linear, variance in ((layer.attention.query, gain), (layer.mlp[3], gain), (layer.compression.kernel, 1.0)):
         assert linear.weight.std().item() == pytest.approx((variance / linear.in_features) ** 0.5, rel=0.02)
     assert not layer.mlp[0].bias.any()
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_training_step_asks_the_device_nothing(compression):
+    """Tensors without data cannot answer: what runs on them never waits for the device."""
+    with torch.device("meta"), torch.enable_grad():
+        model = CompressiveLM(tiny_config(compression=compression)).train()
+        tokens = torch.zeros(2, 4, dtype=torch.long)
+        out = model(tokens, model.initial_memory(2), targets=tokens, starts=tokens.bool())
+        (out.nll.mean() + out.compression_loss).backward()
+    assert all(p.grad is not None for p in model.parameters())

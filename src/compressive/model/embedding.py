@@ -6,6 +6,7 @@ first band and one entry per further band, and inside a band a softmax of its ow
 """
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -94,7 +95,7 @@ class AdaptiveEmbedding(nn.Module):
         nll = linear_nll(rows, *self._head(), head_target)
         for i, (low, high) in enumerate(self.bands[1:], start=1):
             band_target = torch.where((y >= low) & (y < high), y - low, -1)
-            nll = nll + linear_nll(self._narrow(rows, i), self.tables[i], self.biases[i], band_target)
+            nll = nll + linear_nll(self._narrow(rows, i), self.tables[i], self.biases[i], band_target, some=True)
         return nll.view_as(targets)
 
     def _head(self) -> tuple[Tensor, Tensor]:
@@ -111,35 +112,37 @@ def build_embedding(config: ModelConfig) -> TiedEmbedding | AdaptiveEmbedding:
     return AdaptiveEmbedding(config) if config.adaptive_cutoffs else TiedEmbedding(config)
 
 
-def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:
+def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, some: bool = False) -> Tensor:
     """Return -log softmax(hidden·weightᵀ + bias)[target], (n, D), (V, D), (V,) and (n,) to (n,), in chunks of rows.
 
-    A row with target -1 costs nothing and gives 0. The backward pass computes its logits again rather than keep them.
+    With `some`, rows of target -1 are left out: they cost nothing and give 0. Which they are must then be asked of the
+    device; without it nothing waits. The backward pass computes its logits again rather than keep them.
     """
-    if torch.is_autocast_enabled(hidden.device.type):
-        dtype = torch.get_autocast_dtype(hidden.device.type)
+    device = hidden.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), bias.to(dtype)
-    nll: Tensor = _linear_nll(hidden, weight, bias, target)
+    nll: Tensor = _linear_nll(hidden, weight, bias, target, some)
     return nll
 
 
 # An operator of its own, because which rows a band needs is known only at run time: the compiler takes it whole.
 @torch.library.custom_op("compressive::linear_nll", mutates_args=())
-def _linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:
+def _linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, some: bool) -> Tensor:
     nll = _zeros_for(hidden, target)
-    for rows in _chunks(target, len(weight)):
-        logits = _logits(hidden[rows], weight, bias)
+    for rows in _chunks(target, len(weight), some):
+        logits = precise(F.linear(hidden[rows], weight, bias))
         nll[rows] = logits.logsumexp(dim=1) - logits.gather(1, target[rows, None]).squeeze(1)
     return nll
 
 
 @torch.library.custom_op("compressive::linear_nll_backward", mutates_args=())
 def _linear_nll_backward(
-    gradient: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor
+    gradient: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, some: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     d_hidden, d_weight, d_bias = torch.zeros_like(hidden), precise(weight) * 0, precise(bias) * 0
-    for rows in _chunks(target, len(weight)):
-        d_logits = _logits(hidden[rows], weight, bias).softmax(dim=1)
+    for rows in _chunks(target, len(weight), some):
+        d_logits = precise(F.linear(hidden[rows], weight, bias)).softmax(dim=1)
         d_logits.scatter_add_(1, target[rows, None], -torch.ones_like(d_logits[:, :1]))
         d_logits = (d_logits * gradient[rows, None]).to(hidden.dtype)
         d_hidden[rows] = d_logits @ weight
@@ -149,21 +152,24 @@ def _linear_nll_backward(
 
 
 @_linear_nll.register_fake
-def _(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:
+def _(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, some: bool) -> Tensor:
     return _zeros_for(hidden, target)
 
 
 @_linear_nll_backward.register_fake
-def _(gradient: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    gradient: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, some: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(hidden), torch.empty_like(weight), torch.empty_like(bias)
 
 
 def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs)
+    *tensors, ctx.some = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _differentiate(ctx, gradient):  # type: ignore[no-untyped-def]
-    return *_linear_nll_backward(gradient, *ctx.saved_tensors), None
+    return *_linear_nll_backward(gradient, *ctx.saved_tensors, ctx.some), None, None
 
 
 _linear_nll.register_autograd(_differentiate, setup_context=_remember)
@@ -173,11 +179,9 @@ def _zeros_for(hidden: Tensor, target: Tensor) -> Tensor:
     return precise(hidden.new_zeros(target.shape))
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return precise(F.linear(hidden, weight, bias))
-
-
-def _chunks(target: Tensor, n_classes: int) -> tuple[Tensor, ...]:
-    """Numbers of the rows that have a target, a few at a time."""
-    rows = (target >= 0).nonzero().squeeze(1)
-    return torch.split(rows, max(1, CHUNK // n_classes))
+def _chunks(target: Tensor, n_classes: int, some: bool) -> Sequence[slice | Tensor]:
+    """The rows to compute, a few at a time."""
+    size = max(1, CHUNK // n_classes)
+    if some:
+        return torch.split((target >= 0).nonzero().squeeze(1), size)
+    return [slice(start, start + size) for start in range(0, len(target), size)]
