@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from compressive.model.attention import precise
+
 
 def sample(
     logits: Tensor,
@@ -27,7 +29,7 @@ def filter_logits(logits: Tensor, *, temperature: float = 1.0, top_p: float = 1.
     number kept is always that of the definition.
     """
     check_sampling(temperature, top_p, top_k)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = precise(logits)
     if temperature == 0:
         top_k = 1
     else:
