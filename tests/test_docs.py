@@ -3,9 +3,12 @@
 import importlib
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from compressive.cli import main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -18,6 +21,30 @@ def test_the_readme_example_runs():
     exec(example, names)
     assert names["memory"].compressed[0].any()
     assert all(p.grad is not None for p in names["model"].parameters())
+
+
+COMMANDS = re.findall(r"^compressive (.+?)(?:\s+#.*)?$|`compressive (.+?)`", README, re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", [a or b for a, b in COMMANDS])
+def test_the_readme_s_commands_are_understood(line, tmp_path, monkeypatch):
+    """Every word of them is parsed and checked; what they would do is done by other tests, on less."""
+    done = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("compressive.training.loop.train", lambda run: done.append(run) or 0)
+    for module, function in (
+        ("evaluate", "evaluate"),
+        ("generate", "generate"),
+        ("analyze", "analyze"),
+        ("data", "_prepare"),
+    ):
+        monkeypatch.setattr(f"compressive.cli.{module}.{function}", lambda options: done.append(options) or 0)
+    assert main(shlex.split(line)) == 0
+    assert len(done) == (0 if line.startswith("config") else 1)
+
+
+def test_the_readme_has_commands():
+    assert len(COMMANDS) >= 10
 
 
 def test_the_readme_s_quickstart_figures_are_those_of_its_results():
