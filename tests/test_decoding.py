@@ -81,21 +81,6 @@ def test_a_state_stays_good_after_a_step_from_it():
             torch.testing.assert_close(got, want[:, fork:], rtol=0, atol=1e-10)
 
 
-def test_interleaved_forks_do_not_disturb_each_other():
-    config = tiny_config()
-    model, prompt = build(config), random_tokens(config, 1, 6)
-    _, state = stepped(model, prompt, model.decoding_state(model.initial_memory(1)))
-    texts = [random_tokens(config, 1, 9, seed=s) for s in (1, 2)]
-    states, logits = [state, state], [[], []]
-    for t in range(9):
-        for i in (0, 1):
-            out, states[i] = model.step(texts[i][:, t], states[i])
-            logits[i].append(out)
-    for text, got in zip(texts, logits, strict=True):
-        want, _ = windowed(model, torch.cat([prompt, text], dim=1))
-        torch.testing.assert_close(torch.stack(got, dim=1), want[:, 6:], rtol=0, atol=1e-10)
-
-
 def test_a_book_is_read_once_and_continued_many_times():
     config = tiny_config()
     model, book = build(config), random_tokens(config, 1, 14)
@@ -198,16 +183,22 @@ def test_bad_input_is_refused_and_the_state_unharmed(tokens, starts, message):
     assert state.owns_buffers
 
 
-@pytest.mark.parametrize(
-    "copy", [lambda s: s.to("cpu"), lambda s: s.detach(), lambda s: type(s).from_state_dict(s.state_dict())]
-)
-def test_a_moved_state_does_not_share_its_future(copy):
+FORKS = {
+    "itself": lambda s: s,
+    "moved": lambda s: s.to("cpu"),
+    "detached": lambda s: s.detach(),
+    "restored": lambda s: type(s).from_state_dict(s.state_dict()),
+}
+
+
+@pytest.mark.parametrize("fork", FORKS.values(), ids=FORKS)
+def test_interleaved_forks_do_not_disturb_each_other(fork):
     config = tiny_config()
     model, prompt = build(config), random_tokens(config, 1, 6)
     _, state = stepped(model, prompt, model.decoding_state(model.initial_memory(1)))
-    texts = [random_tokens(config, 1, 5, seed=s) for s in (1, 2)]
-    states, logits = [state, copy(state)], [[], []]
-    for t in range(5):
+    texts = [random_tokens(config, 1, 9, seed=s) for s in (1, 2)]
+    states, logits = [state, fork(state)], [[], []]
+    for t in range(9):
         for i in (0, 1):
             out, states[i] = model.step(texts[i][:, t], states[i])
             logits[i].append(out)

@@ -66,6 +66,9 @@ def test_compressor_parameters_are_those_named_so(compression, loss):
     model = CompressiveLM(tiny_config(compression=compression, compression_loss=loss, compressed_positions="separate"))
     named = [p for name, p in model.named_parameters() if "compress" in name]
     assert [id(p) for p in model.compressor_parameters()] == [id(p) for p in named]
+    both = {id(p) for p in model.compressor_parameters()} | {id(p) for p in model.task_parameters()}
+    assert both == {id(p) for p in model.parameters()}
+    assert len(both) == len(model.compressor_parameters()) + len(model.task_parameters())
     assert named
     assert not CompressiveLM(tiny_config(compressed_size=0)).compressor_parameters()
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.analysis.plots import COLOURS, INK, WIDTH, figure, log_ticks, save, tidy
-from compressive.analysis.reading import Estimate, Progress, read, spread, to_numpy
+from compressive.analysis.reading import Estimate, read, spread, to_numpy
+from compressive.evaluation.score import Progress
 from compressive.model.language_model import CompressiveLM
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ import numpy.typing as npt
 import torch
 
 from compressive.analysis.plots import COLOURS, INK, WIDTH, figure, save, tidy
-from compressive.analysis.reading import Estimate, Progress, read, spread, to_numpy
+from compressive.analysis.reading import Estimate, read, spread, to_numpy
 from compressive.config import ModelConfig
+from compressive.evaluation.score import Progress
 from compressive.model.language_model import CompressiveLM
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from compressive.config import ModelConfig
-from compressive.evaluation.score import evaluating
+from compressive.evaluation.score import Progress, evaluating
 from compressive.model.language_model import CompressiveLM, LMOutput
 from compressive.model.memory import Memory
 
 Floats = npt.NDArray[np.floating[Any]]
-Progress = Callable[[int, int], None]
 
 LEAST = 8
 """Windows per lane, once memory is full, below which fewer and longer lanes are taken."""

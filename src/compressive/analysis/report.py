@@ -20,10 +20,10 @@ from compressive.analysis.attention import AttentionUse, measure_attention
 from compressive.analysis.curves import Curves
 from compressive.analysis.layers import LayerLoss, measurable, measure_layers
 from compressive.analysis.memory import EVERYTHING, NO_COMPRESSED, MemoryUse, measure_memory
-from compressive.analysis.reading import Progress, part
+from compressive.analysis.reading import part
 from compressive.analysis.xz import xz_bits, xz_bits_after
 from compressive.config import ModelConfig
-from compressive.evaluation.score import lanes_for, score
+from compressive.evaluation.score import Progress, lanes_for, score
 from compressive.evaluation.sweep import require_matplotlib
 from compressive.model.language_model import CompressiveLM
 from compressive.run import Run

@@ -15,7 +15,7 @@ from tyro.conf import Positional
 from compressive.cli import run as run_command
 
 if TYPE_CHECKING:
-    from compressive.analysis.reading import Progress
+    from compressive.evaluation.score import Progress
     from compressive.run import Run
 
 

@@ -37,9 +37,7 @@ def dynamic_score(
     if learning_rate <= 0:
         raise ValueError(f"learning_rate={learning_rate}: expected a number above 0, such as {LEARNING_RATE}")
     model = copy.deepcopy(model).requires_grad_(True)
-    compressors = model.compressor_parameters()
-    chosen = {id(parameter) for parameter in compressors}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    others, compressors = model.task_parameters(), model.compressor_parameters()
     optimiser = torch.optim.Adam(others + compressors, lr=learning_rate)
 
     def read(window: Window, memory: Memory) -> tuple[Tensor, Memory]:

@@ -40,6 +40,10 @@ class CompressiveLM(nn.Module):
         """Return exactly the parameters that the compression loss trains."""
         return self.trunk.compressor_parameters()
 
+    def task_parameters(self) -> list[nn.Parameter]:
+        """Return all the others: what the task loss trains."""
+        return [parameter for name, parameter in self.named_parameters() if "compress" not in name]
+
     def forward(
         self, tokens: Tensor, memory: Memory, targets: Tensor | None = None, starts: Tensor | None = None
     ) -> LMOutput:

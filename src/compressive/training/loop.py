@@ -62,9 +62,7 @@ def train(run: Run) -> int:
 
     torch.manual_seed(options.seed)
     model = CompressiveLM(config.model).to(device).train()
-    compressors = model.compressor_parameters()
-    chosen = {id(parameter) for parameter in compressors}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    others, compressors = model.task_parameters(), model.compressor_parameters()
     optimiser = torch.optim.Adam(others + compressors, lr=options.learning_rate, fused=True)
     memory = model.initial_memory(options.batch)
     totals: list[Tensor] = []  # gradients summed since the last update, where updates are rarer than steps
