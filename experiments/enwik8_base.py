@@ -18,6 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from compressive.analysis.attention import measure_attention
+from compressive.analysis.layers import measurable, measure_layers
+from compressive.analysis.memory import measure_memory
 from compressive.config import RunConfig
 from compressive.data.corpus import Lanes
 from compressive.data.prepare import prepare
@@ -70,7 +73,7 @@ def main() -> int:
 
 
 def report(run: Run) -> dict[str, object]:
-    """Test bits per character at the trained and at enlarged memory, a sample, and the curve."""
+    """Test bits per character at the trained and at enlarged memory, what the memory does, a sample, and the curve."""
     tokens = run.corpus().split("test")
     gradients = compare_gradients(run)
     trained, test = Trained.load(run), {}
@@ -91,7 +94,12 @@ def report(run: Run) -> dict[str, object]:
             "tokens": len(nats),
             "seconds": time.monotonic() - began,
         }
-    model = trained.model(trained.config, "cuda")
+    valid, model = run.corpus().split("valid"), trained.model(trained.config, "cuda")
+    analysis = {
+        "memory": dataclasses.asdict(measure_memory(model, valid)),
+        "attention": dataclasses.asdict(measure_attention(model, valid)),
+        "layers": dataclasses.asdict(measure_layers(trained.model(measurable(trained.config), "cuda"), valid)),
+    }
     prompt = torch.from_numpy(np.array(tokens[:2048], dtype=np.int64)).cuda()
     began = time.monotonic()
     sample = bytes(int(token) for token in generate(model, prompt, 600, seed=0))
@@ -101,6 +109,7 @@ def report(run: Run) -> dict[str, object]:
         "environment": describe_environment(),
         "gradients": gradients,
         "test": test,
+        "analysis on the validation split": analysis,
         "sample": {"text": sample.decode("utf-8", "replace"), "seconds": time.monotonic() - began},
         "curve": lines,
     }
