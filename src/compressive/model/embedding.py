@@ -119,7 +119,7 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, som
     device; without it nothing waits. The backward pass computes its logits again rather than keep them.
     """
     device = hidden.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):  # meta, where shapes alone are computed, has no autocast
         dtype = torch.get_autocast_dtype(device)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), bias.to(dtype)
     nll: Tensor = _linear_nll(hidden, weight, bias, target, some)
