@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 import torch
+from training_helpers import SHARD
 
 from compressive.training import checkpoint
 from compressive.training.checkpoint import CheckpointError
@@ -33,7 +34,7 @@ def test_nothing_there():
     assert checkpoint.best(Path("nowhere")) is None
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "trainer.safetensors", "manifest.json"])
+@pytest.mark.parametrize("name", [SHARD, "manifest.json"])
 @pytest.mark.parametrize("damage", ["truncate", "alter", "remove"])
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, name, damage):
     save(tmp_path, 10)
@@ -63,7 +64,7 @@ def test_the_last_two_and_the_best_are_kept(tmp_path):
         "best.json", "step-00000002", "step-00000005", "step-00000006",
     ]  # fmt: skip
     assert checkpoint.best(tmp_path).step == 2
-    (tmp_path / "step-00000002" / "model.safetensors").unlink()
+    (tmp_path / "step-00000002" / SHARD).unlink()
     with pytest.warns(UserWarning, match="taking the newest in place of the best"):
         assert checkpoint.best(tmp_path).step == 6
 
@@ -100,7 +101,7 @@ def test_a_killed_save_leaves_nothing_that_is_taken_for_a_checkpoint(tmp_path):
     save(tmp_path, 1)
     partial = tmp_path / ".step-00000002.partial"
     partial.mkdir()
-    (partial / "model.safetensors").write_bytes(b"half")
+    (partial / SHARD).write_bytes(b"half")
     assert checkpoint.latest(tmp_path).step == 1
     save(tmp_path, 2)
     assert checkpoint.latest(tmp_path).step == 2

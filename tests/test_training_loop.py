@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from training_helpers import command, flags, make_run, tiny_corpus, tiny_run_config
+from training_helpers import SHARD, command, flags, make_run, tiny_corpus, tiny_run_config
 
 from compressive import CompressiveLM
 from compressive.data.corpus import Corpus, Lanes
@@ -27,7 +27,8 @@ def data_dir(tmp_path_factory):
 
 def final_tensors(folder):
     found = checkpoint.latest(folder / "checkpoints")
-    return found.tensors("model") | {f"trainer.{k}": v for k, v in found.tensors("trainer").items()}
+    parts = ("model", "optimiser", "memory", "counted", "rng")
+    return {f"{part}.{name}": tensor for part in parts for name, tensor in found.tensors(part).items()}
 
 
 def assert_identical(a, b):
@@ -99,9 +100,9 @@ def test_the_loop_trains_as_a_plain_one_does(model, train, data_dir, tmp_path, d
     found = checkpoint.latest(tmp_path / "run" / "checkpoints")
     for name, tensor in found.tensors("model").items():
         torch.testing.assert_close(tensor, want.state_dict()[name], rtol=0, atol=1e-9, msg=name)
-    trainer = found.tensors("trainer")
+    remembered = found.tensors("memory")
     for name, tensor in memory.state_dict().items():
-        torch.testing.assert_close(trainer[f"memory.{name}"], tensor, rtol=0, atol=1e-9, msg=name)
+        torch.testing.assert_close(remembered[name], tensor, rtol=0, atol=1e-9, msg=name)
 
 
 def test_bptt_trains_the_compressor_and_unroll_one_is_refused(data_dir, tmp_path):
@@ -111,7 +112,7 @@ def test_bptt_trains_the_compressor_and_unroll_one_is_refused(data_dir, tmp_path
     start = CompressiveLM(config.model).state_dict()
     trained = final_tensors(tmp_path / "run")
     name = "trunk.layers.0.compression.kernel.weight"
-    assert not torch.equal(start[name], trained[name])
+    assert not torch.equal(start[name], trained[f"model.{name}"])
     with pytest.raises(
         ValueError, match=r"compression='conv' with compression_loss='none' and unroll=1: nothing would"
     ):
@@ -203,7 +204,7 @@ def test_a_signal_saves_and_exits_with_its_own_code(number, data_dir, tmp_path):
 def test_a_damaged_checkpoint_is_detected_and_the_one_before_used(data_dir, uninterrupted, tmp_path):
     folder = tmp_path / "run"
     loop.train(make_run(folder, steady(data_dir)))
-    path = folder / "checkpoints" / "step-00000020" / "trainer.safetensors"
+    path = folder / "checkpoints" / "step-00000020" / SHARD
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.warns(UserWarning, match="does not match its checksum; going back"):
         loop.train(make_run(folder, steady(data_dir)))
@@ -260,15 +261,14 @@ def test_three_non_finite_steps_in_a_row_stop_the_run(data_dir, tmp_path, monkey
 
 def test_a_full_disk_does_not_end_training(data_dir, tmp_path, monkeypatch, capsys):
     config = tiny_run_config(data_dir, eval_every=0)
-    real, calls = checkpoint.save_file, []
+    real = checkpoint.state_dict_saver.save
 
-    def full(tensors, path):
-        calls.append(path)
-        if "step-00000010" in str(path):
+    def full(tensors, storage_writer, **options):
+        if "step-00000010" in str(storage_writer.path):
             raise OSError(28, "No space left on device")
-        real(tensors, path)
+        real(tensors, storage_writer=storage_writer, **options)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint.state_dict_saver, "save", full)
     assert loop.train(make_run(tmp_path / "run", config)) == loop.FINISHED
     assert "No space left on device" in capsys.readouterr().out
     assert checkpoint.latest(tmp_path / "run" / "checkpoints").step == 20

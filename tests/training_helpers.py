@@ -13,6 +13,8 @@ from compressive.data.corpus import write_corpus
 from compressive.data.tokenizer import ByteTokenizer
 from compressive.run import Run
 
+SHARD = "shard-00001-model-00001-of-00001.safetensors"
+"""The one file of tensors in a checkpoint that one process wrote."""
 WORDS = ("the cat sat on a mat and then the dog ran to a red hat in an old inn by the sea").split()  # noqa: SIM905
 
 

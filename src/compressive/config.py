@@ -20,6 +20,7 @@ CompressedPositions = Literal["shared", "separate"]
 EmptyMemory = Literal["zeros", "masked"]
 Norm = Literal["post", "pre"]
 Precision = Literal["fp32", "bf16"]
+Parallel = Literal["ddp", "fsdp"]
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,10 @@ class TrainConfig:
     """Arithmetic of the matrix products: fp32, or bf16 by autocast with weights and memory in fp32."""
     compile: bool = False
     """Compile the model; takes a minute or so at the start."""
+    parallel: Parallel = "ddp"
+    """What several processes, started by torchrun, share: ddp, the gradients; fsdp, weights and optimiser as well."""
+    recompute: bool = False
+    """Keep only each layer's input for the backward pass and compute the rest again: less memory, a third more time."""
     device: str = "auto"
     """Where to run: auto takes a GPU if there is one."""
     seed: int = 0

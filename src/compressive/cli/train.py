@@ -4,9 +4,13 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from compressive.cli import guarded
 from compressive.config import RunConfig, preset_names
+
+if TYPE_CHECKING:
+    from compressive.run import Run
 
 FIXED = ("model", "data.corpus", "train.batch", "train.unroll", "train.seed")
 """What a run cannot change when it is resumed."""
@@ -53,18 +57,29 @@ def _train(preset: str, arguments: list[str], prog: str) -> int:
     )
     config = RunConfig(options.model, options.data, options.train)
 
-    from compressive.run import Run
-    from compressive.training.loop import describe_environment, train
+    from compressive.parallel import join, restarts
+    from compressive.training.loop import train
 
-    if (options.out / "metrics.jsonl").exists() and not options.resume:
-        raise ValueError(f"out={options.out} holds a run already: continue it with --resume, or choose another --out")
-    if (options.out / "config.json").exists() and options.resume:
-        _refuse_changes(Run.open(options.out).config, config)
-    run = Run.create(options.out, config)
+    with join(config.train.device) as world:
+        # torchrun starts everything again when one process dies; what it then finds is the run to go on with.
+        resume = options.resume or restarts() > 0
+        return train(world.first(lambda: _begin(options.out, config, resume)), world)
+
+
+def _begin(folder: Path, config: RunConfig, resume: bool) -> "Run":
+    """Make the run's folder, or check that it can be resumed."""
+    from compressive.run import Run
+    from compressive.training.loop import describe_environment
+
+    if (folder / "metrics.jsonl").exists() and not resume:
+        raise ValueError(f"out={folder} holds a run already: continue it with --resume, or choose another --out")
+    if (folder / "config.json").exists() and resume:
+        _refuse_changes(Run.open(folder).config, config)
+    run = Run.create(folder, config)
     environment = json.dumps(describe_environment())
-    with (options.out / "environment.jsonl").open("a", encoding="utf-8") as file:  # one line per sitting
+    with (folder / "environment.jsonl").open("a", encoding="utf-8") as file:  # one line per sitting
         file.write(environment + "\n")
-    return train(run)
+    return run
 
 
 def _refuse_changes(before: RunConfig, now: RunConfig) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from compressive.config import Precision
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
+from compressive.parallel import World
 
 Tokens = np.ndarray[Any, np.dtype[Any]]
 Nats = np.ndarray[Any, np.dtype[np.float64]]
@@ -42,13 +43,14 @@ def score(
     precision: Precision = "fp32",
     limit: int | None = None,
     progress: Progress | None = None,
+    world: World | None = None,
 ) -> Nats:
     """Return -log p in nats of every token of a text, or of its first `limit` tokens.
 
     With one lane memory is carried through the whole text. More lanes are faster: the text is cut into as many
     stretches, each of which begins with empty memory, its first token predicted from the one before it alone.
     The very first token, which nothing precedes, costs ln(vocab_size). `progress` is told how many tokens are
-    read, of how many.
+    read, of how many. The processes of a world share the lanes, at least one each, and all get all the nats.
     """
 
     def read(window: Window, memory: Memory) -> tuple[Tensor, Memory]:
@@ -57,7 +59,7 @@ def score(
         return out.nll, out.memory
 
     with torch.no_grad(), autocast(model, precision):
-        return read_through(model, tokens, read, lanes=lanes, limit=limit, progress=progress)
+        return read_through(model, tokens, read, lanes=lanes, limit=limit, progress=progress, world=world)
 
 
 def read_through(
@@ -68,14 +70,16 @@ def read_through(
     lanes: int,
     limit: int | None,
     progress: Progress | None,
+    world: World | None = None,
 ) -> Nats:
     """Call `read` on window after window in evaluation mode, and gather the nats (B, T) that it gives.
 
     Nothing waits for the device before the end: tokens come in blocks from pinned memory, nats go back likewise.
     """
-    device = next(model.parameters()).device
-    text = Stretches(tokens if limit is None else tokens[: _at_least_1("limit", limit)], lanes, model.config.vocab_size)
-    memory, column, parts = model.initial_memory(text.lanes), 0, []
+    device, world = next(model.parameters()).device, world or World()
+    tokens = tokens if limit is None else tokens[: _at_least_1("limit", limit)]
+    text = Stretches(tokens, lanes, model.config.vocab_size, world.rank, world.size)
+    memory, column, parts = model.initial_memory(len(text.own)), 0, []
     with evaluating(model):
         for windows in text.blocks(model.config.window, device):
             block = []
@@ -88,7 +92,7 @@ def read_through(
                 progress(text.count_until(column), text.size)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return text.gather([part.double().numpy() for part in parts])
+    return world.sum(torch.from_numpy(text.gather([part.double().numpy() for part in parts]))).numpy()
 
 
 def lanes_for(size: int) -> int:
@@ -101,15 +105,16 @@ class Stretches:
 
     Every token but the first is to be predicted in exactly one lane. Lanes differ in length by one at most, so only
     the last window of each is padded, to full length: all windows have one shape, and a compiled model is compiled
-    once.
+    once. Of several processes each reads some of the lanes, its own; all read as many windows.
     """
 
-    def __init__(self, tokens: Tokens, lanes: int, vocab_size: int) -> None:
+    def __init__(self, tokens: Tokens, lanes: int, vocab_size: int, rank: int = 0, processes: int = 1) -> None:
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise ValueError(f"tokens of type {tokens.dtype} and shape {tokens.shape}: expected a row of integers")
         self.tokens, self.size, self.vocab_size = tokens, _at_least_1("tokens", len(tokens)), vocab_size
         predicted = self.size - 1
-        self.lanes = max(1, min(_at_least_1("lanes", lanes), predicted))
+        self.lanes = max(1, min(max(_at_least_1("lanes", lanes), processes), predicted))
+        self.own = range(rank * self.lanes // processes, (rank + 1) * self.lanes // processes)
         self.edges = np.array([lane * predicted // self.lanes for lane in range(self.lanes + 1)])
         self.lengths = np.diff(self.edges)
 
@@ -129,20 +134,24 @@ class Stretches:
         return 1 + int(np.minimum(self.lengths, column).sum())
 
     def gather(self, parts: list[Nats]) -> Nats:
-        """Put what was computed for all windows, (B, columns) in parts, back into the order of the text."""
-        nats = np.full(self.size, math.log(self.vocab_size))
-        column = 0
+        """Put what was computed for all windows, (B, columns) in parts, back into the order of the text.
+
+        What other processes compute stays 0 here.
+        """
+        nats, column = np.zeros(self.size), 0
+        nats[0] = math.log(self.vocab_size) if self.own.start == 0 else 0.0
         for part in parts:
-            for lane, (edge, length) in enumerate(zip(self.edges, self.lengths, strict=False)):
-                kept = part[lane, : max(0, length - column)]
-                nats[1 + edge + column :][: len(kept)] = kept
+            for row, lane in enumerate(self.own):
+                kept = part[row, : max(0, self.lengths[lane] - column)]
+                nats[1 + self.edges[lane] + column :][: len(kept)] = kept
             column += part.shape[1]
         return nats
 
     def _columns(self, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Tokens from `start` to `stop` of every lane, (B, stop - start), zeros where a lane has run out."""
-        columns = np.zeros((self.lanes, stop - start), dtype=np.int64)
-        for row, edge, length in zip(columns, self.edges, self.lengths, strict=False):
+        """Tokens from `start` to `stop` of every own lane, (B, stop - start), zeros where a lane has run out."""
+        columns = np.zeros((len(self.own), stop - start), dtype=np.int64)
+        for row, lane in zip(columns, self.own, strict=True):
+            edge, length = self.edges[lane], self.lengths[lane]
             found = self.tokens[edge + start : edge + max(start, min(stop, length + 1))]
             row[: len(found)] = found
         if columns.min() < 0 or columns.max() >= self.vocab_size:

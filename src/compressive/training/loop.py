@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from compressive.config import RunConfig
+from compressive.config import RunConfig, TrainConfig
 from compressive.data.corpus import Corpus, Lanes
 from compressive.evaluation.score import score
 from compressive.generation.generate import generate
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
+from compressive.parallel import World, local, whole
 from compressive.run import Run, pick_device
 from compressive.training import checkpoint
 from compressive.training.flops import peak_flops, training_flops_per_token
@@ -42,17 +43,20 @@ class DivergedError(RuntimeError):
     """Loss or gradients stayed non-finite."""
 
 
-def train(run: Run) -> int:
-    """Train a run from its newest checkpoint, or from the beginning where it has none, to its last step."""
+def train(run: Run, world: World | None = None) -> int:
+    """Train a run from its newest checkpoint, or from the beginning where it has none, to its last step.
+
+    All processes of a world call this together, and take every decision alike.
+    """
     config, options = run.config, run.config.train
-    device = pick_device(options.device)
-    corpus = run.corpus()
+    world = world or World(device=pick_device(options.device))
+    device, corpus = world.device, run.corpus()
     if corpus.vocab_size > config.model.vocab_size:
         raise ValueError(
             f"vocab_size={config.model.vocab_size}: the corpus {corpus.name} has {corpus.vocab_size} tokens; "
             f"give --model.vocab-size {corpus.vocab_size}"
         )
-    lanes = Lanes(corpus.split("train"), options.batch)
+    lanes = Lanes(corpus.split("train"), options.batch, *world.lanes(options.batch))
     stride = config.model.window * options.unroll
     if lanes.length < stride:
         raise ValueError(
@@ -62,32 +66,40 @@ def train(run: Run) -> int:
 
     torch.manual_seed(options.seed)
     model = CompressiveLM(config.model).to(device).train()
-    others, compressors = model.task_parameters(), model.compressor_parameters()
-    optimiser = torch.optim.Adam(others + compressors, lr=options.learning_rate, fused=True)
-    memory = model.initial_memory(options.batch)
+    forward = world.wrap(model, options)
+    torch.manual_seed(options.seed + world.rank)  # from here on it is dropout that draws
+    named = dict(model.named_parameters())
+    groups = model.task_parameters(), model.compressor_parameters()  # they are clipped apart
+    optimiser = _optimiser(list(named.values()), options.learning_rate)
+    memory = model.initial_memory(lanes.count)
     totals: list[Tensor] = []  # gradients summed since the last update, where updates are rarer than steps
     counted = torch.zeros((), device=device)  # and over how many steps
     step, position, tokens_read, best, seconds = 0, 0, 0, math.inf, 0.0
-    if (saved := checkpoint.latest(run.checkpoints)) is not None:
+    if (saved := world.first(lambda: checkpoint.latest(run.checkpoints))) is not None:
         step, position, tokens_read, best, seconds = (
             saved.state[name] for name in ("step", "position", "tokens", "best", "seconds")
         )
-        memory, totals, counted = _restore(saved, model, optimiser, device)
+        memory = memory.clone()
+        totals = [torch.zeros_like(parameter) for parameter in named.values()] * saved.state["accumulating"]
+        same_world = saved.state["processes"] == world.size
+        parts = _parts(world, named, optimiser, memory, totals, counted, same_world)
+        saved.fill(parts, world)
+        _set_rng_state(parts["rng"]) if same_world else torch.manual_seed(hash((options.seed, step, world.rank)))
 
-    forward = torch.compile(model, fullgraph=True) if options.compile else model
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16")
-    late, tally = Late(device), Tally(config, device, step)
-    unit = "bpc" if corpus.tokenizer.kind == "bytes" else "ppl"
+    late, tally, saver = Late(device), Tally(config, world, step), checkpoint.Saver(run.checkpoints, world)
+    unit, stopping = "bpc" if corpus.tokenizer.kind == "bytes" else "ppl", False
 
-    def save() -> None:
-        parts = {"model": model.state_dict(), "trainer": _trainer_tensors(optimiser, memory, totals, counted)}
+    def save(best_value: float | None = None) -> None:
         state = {"step": step, "position": position, "tokens": tokens_read, "best": best, "seconds": recorder.seconds}
-        checkpoint.save(run.checkpoints, step, parts, state)
+        state |= {"accumulating": bool(totals), "processes": world.size}
+        saver.save(step, _parts(world, named, optimiser, memory, totals, counted), state, best_value)
 
-    with Recorder(run.folder, config, step, seconds, unit) as recorder, _signals() as stop:
+    with Recorder(run.folder, config, step, seconds, unit, world.is_first) as recorder, _signals() as signals:
         where = f"from step {step}" if step else f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
-        recorder.say(f"training {run.folder} on {corpus.name}, {device}, {options.precision}, {where}")
-        while step < options.steps and not stop:
+        together = f" × {world.size} ({options.parallel})" if world.size > 1 else ""
+        recorder.say(f"training {run.folder} on {corpus.name}, {device}{together}, {options.precision}, {where}")
+        while step < options.steps and not stopping:
             # One step: some windows of every lane, memory carried, gradients through all of them.
             before, task, compression = memory, torch.zeros((), device=device), torch.zeros((), device=device)
             with autocast:
@@ -99,21 +111,24 @@ def train(run: Run) -> int:
                     compression = compression + out.compression_loss / options.unroll
             (task + compression).backward()  # they share no parameter, so no constant weighs them
 
-            # Whether the step is any good is decided on the device; nothing waits for it here.
-            norms = [_norm(group, device) for group in (others, compressors)]
-            finite = (task + compression).isfinite() & norms[0].isfinite() & norms[1].isfinite()
+            # Whether the step is any good is decided on the device, for all processes; nothing waits for it here.
+            asked = torch.full_like(task, bool(signals))
+            task, compression, asked = world.mean(torch.stack([task.detach(), compression.detach(), asked])).unbind()
+            norms = [_norm(group, device) for group in groups]
+            finite = (task + compression).isfinite() & whole(norms[0]).isfinite() & whole(norms[1]).isfinite()
             memory = memory.detach().where(finite, before)
             if steps_per_update(step, config.train) > 1:
-                totals, counted = _accumulate(totals, counted, others + compressors, finite)
+                totals, counted = _accumulate(totals, counted, named.values(), finite)
             if is_update(step, config.train):
                 if totals:
-                    for parameter, total in zip(others + compressors, totals, strict=True):
-                        parameter.grad = total / counted.clamp(min=1)
-                    good, norms = counted > 0, [_norm(group, device) for group in (others, compressors)]
+                    for parameter, total in zip(named.values(), totals, strict=True):
+                        local(total).div_(counted.clamp(min=1))
+                        parameter.grad = total
+                    good, norms = counted > 0, [_norm(group, device) for group in groups]
                     totals, counted = [], torch.zeros_like(counted)
                 else:
                     good = finite
-                for group, norm in zip((others, compressors), norms, strict=True):
+                for group, norm in zip(groups, norms, strict=True):
                     clip_grads_with_norm_(group, options.clip, norm)
                 for settings in optimiser.param_groups:
                     settings["lr"] = learning_rate(step, options)
@@ -124,32 +139,31 @@ def train(run: Run) -> int:
             step += 1
             tokens_read += options.batch * stride
             position = position + stride if position + 2 * stride <= lanes.length else 0
-            tally.add(step, late.exchange(torch.stack([task.detach(), compression.detach(), *norms, finite.float()])))
+            row = torch.stack([task, compression, *map(whole, norms), finite.float(), asked])
+            stopping = tally.add(step, late.exchange(row))
 
             if step % options.log_every == 0 or step == options.steps:
-                tally.add(step, late.flush())
+                stopping |= tally.add(step, late.flush())
                 recorder.train(step, tally.take(step, learning_rate(step - 1, options), tokens_read))
             improved = False
             if options.eval_every and (step % options.eval_every == 0 or step == options.steps):
                 with tally.paused():
-                    loss = _evaluate(model, corpus, config)
+                    loss = _evaluate(model, corpus, config, world)
                 improved, best = loss < best, min(loss, best)
                 recorder.evaluation(step, {"split": "valid", **figures(loss)}, improved)  # type: ignore[dict-item]
             if options.sample_every and (step % options.sample_every == 0 or step == options.steps):
                 with tally.paused():
-                    _sample(model, corpus, run.folder, step, options.sample_tokens)
-            if improved or step % options.checkpoint_every == 0 or step == options.steps or stop:
-                tally.add(step, late.flush())
-                last = step == options.steps or bool(stop)
-                with tally.paused(), contextlib.nullcontext() if last else _shrug_off(recorder):
-                    save()
-                    if improved:
-                        checkpoint.mark_best(run.checkpoints, step, best)
-                    checkpoint.prune(run.checkpoints)
-        if stop:
-            if not (run.checkpoints / f"step-{step:08d}").exists():  # the signal came after this step's last chance
-                save()
-            recorder.say(f"saved step {step} after {stop[0].name}; continue with --resume")
+                    _sample(model, corpus, run.folder, step, options, world)
+            if improved or step % options.checkpoint_every == 0 or step == options.steps or stopping:
+                stopping |= tally.add(step, late.flush())
+                with tally.paused():
+                    with _shrug_off(recorder):
+                        saver.wait()
+                    save(best if improved else None)
+        saver.wait()  # the last one is the one that must not fail
+        if stopping and step < options.steps:
+            cause = signals[0].name if signals else "a signal to another process"
+            recorder.say(f"saved step {step} after {cause}; continue with --resume")
             return INTERRUPTED
         recorder.say(
             f"done: {step} steps in {clock(recorder.seconds)}; evaluate with: compressive evaluate {run.folder}"
@@ -190,30 +204,34 @@ class Late:
 class Tally:
     """Averages what steps report, watches for divergence, measures speed."""
 
-    def __init__(self, config: RunConfig, device: torch.device, step: int) -> None:
-        self.device = device
+    def __init__(self, config: RunConfig, world: World, step: int) -> None:
+        self.device, self.speaks = world.device, world.is_first
         self.tokens_per_step = config.train.batch * config.train.unroll * config.model.window
         self.flops = training_flops_per_token(config.model)
-        self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        peak = peak_flops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
+        self.peak = None if peak is None else peak * world.size
         self.rows: list[list[float]] = []
         self.in_a_row = 0
         self.clock, self.steps = time.monotonic(), step
 
-    def add(self, step: int, row: list[float] | None) -> None:
-        """Take the numbers of one step, if there are any."""
+    def add(self, step: int, row: list[float] | None) -> bool:
+        """Take the numbers of one step, if there are any; say whether a process was asked to stop."""
         if row is None:
-            return
-        if row[-1]:
-            self.rows.append(row)
+            return False
+        *numbers, finite, asked = row
+        if finite:
+            self.rows.append(numbers)
             self.in_a_row = 0
-            return
+            return bool(asked)
         self.in_a_row += 1
-        warn(f"loss {row[0]:.3g}, gradient norm {row[2]:.3g} about step {step - 1}: update and memory skipped")
+        if self.speaks:
+            warn(f"loss {row[0]:.3g}, gradient norm {row[2]:.3g} about step {step - 1}: update and memory skipped")
         if self.in_a_row >= PATIENCE:
             raise DivergedError(
                 f"no finite loss or gradient for {PATIENCE} steps in a row, about step {step - 1}; the last checkpoint "
                 "is good: lower train.learning-rate, lengthen train.warmup-steps, or try train.precision fp32"
             )
+        return bool(asked)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -230,13 +248,13 @@ class Tally:
 
     def take(self, step: int, rate: float, tokens: int) -> dict[str, float | None]:
         """Give the averages since the last time."""
-        rows, self.rows = np.array(self.rows or [[math.nan] * 5]), []
+        rows, self.rows = np.array(self.rows or [[math.nan] * 4]), []
         self._wait()
         now = time.monotonic()
         seconds, self.clock = now - self.clock, now
         steps, self.steps = step - self.steps, step
         speed = steps * self.tokens_per_step / max(seconds, 1e-9)
-        loss, compression, norm, compressor_norm = (float(x) for x in rows.mean(axis=0)[:4])
+        loss, compression, norm, compressor_norm = (float(x) for x in rows.mean(axis=0))
         return {
             "tokens": tokens,
             **figures(loss),
@@ -290,68 +308,81 @@ def _norm(parameters: list[nn.Parameter], device: torch.device) -> Tensor:
 
 
 def _accumulate(
-    totals: list[Tensor], counted: Tensor, parameters: list[nn.Parameter], finite: Tensor
+    totals: list[Tensor], counted: Tensor, parameters: Iterable[nn.Parameter], finite: Tensor
 ) -> tuple[list[Tensor], Tensor]:
     """Add this step's gradients to the sum, unless they are no good."""
     totals = totals or [torch.zeros_like(parameter) for parameter in parameters]
     for total, parameter in zip(totals, parameters, strict=True):
         if parameter.grad is not None:
-            total.add_(torch.where(finite, parameter.grad, 0))
+            local(total).add_(torch.where(finite, local(parameter.grad), 0))
     return totals, counted + finite
 
 
-def _trainer_tensors(
-    optimiser: torch.optim.Optimizer, memory: Memory, totals: list[Tensor], counted: Tensor
-) -> dict[str, Tensor]:
-    """All that a run needs besides the model to go on as if it had never stopped."""
-    tensors = {f"memory.{name}": tensor for name, tensor in memory.state_dict().items()}
-    for i, state in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{i}.{name}": tensor for name, tensor in state.items()}
-    tensors |= {f"gradient.{i}": total for i, total in enumerate(totals)}
-    tensors |= {"counted": counted, "rng.cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        tensors["rng.cuda"] = torch.cuda.get_rng_state()
-    return tensors
+def _optimiser(parameters: list[nn.Parameter], rate: float) -> torch.optim.Adam:
+    """Adam, with its state there from the beginning, so that a checkpoint can be read into it."""
+    optimiser = torch.optim.Adam(parameters, lr=rate, fused=True)
+    for parameter in parameters:
+        optimiser.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimiser
 
 
-def _restore(
-    saved: checkpoint.Checkpoint, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
-) -> tuple[Memory, list[Tensor], Tensor]:
-    """Put back what `_trainer_tensors` gave."""
-    model.load_state_dict(saved.tensors("model"))
-    tensors = saved.tensors("trainer")
-    state: dict[int, dict[str, Tensor]] = {}
-    totals, memory = {}, {}
-    for name, tensor in tensors.items():
-        kind, _, rest = name.partition(".")
-        if kind == "optimiser":
-            index, key = rest.split(".")
-            state.setdefault(int(index), {})[key] = tensor
-        elif kind == "gradient":
-            totals[int(rest)] = tensor.to(device)
-        elif kind == "memory":
-            memory[rest] = tensor
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-    torch.set_rng_state(tensors["rng.cpu"])
-    if device.type == "cuda" and "rng.cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["rng.cuda"])
-    restored = Memory.from_state_dict(memory).to(device)
-    return restored, [totals[i] for i in sorted(totals)], tensors["counted"].to(device)
+def _parts(
+    world: World,
+    named: Mapping[str, nn.Parameter],
+    optimiser: torch.optim.Optimizer,
+    memory: Memory,
+    totals: list[Tensor],
+    counted: Tensor,
+    with_rng: bool = True,
+) -> dict[str, dict[str, Tensor]]:
+    """All that a run needs to go on as if it had never stopped; to be saved, or to be read into.
+
+    The parameters are those named at the start: FSDP puts others in their place while a model is in use.
+    """
+    return {
+        "model": dict(named),
+        "optimiser": {f"{name}.{key}": x for name, p in named.items() for key, x in optimiser.state[p].items()},
+        "gradient": dict(zip(named, totals, strict=True)) if totals else {},
+        "counted": {"steps": counted},
+        "memory": {name: world.by_lane(tensor) for name, tensor in memory.state_dict().items()},
+        "rng": _rng_state(world) if with_rng else {},
+    }
 
 
-def _evaluate(model: CompressiveLM, corpus: Corpus, config: RunConfig) -> float:
+def _rng_state(world: World) -> dict[str, Tensor]:
+    """What dropout will draw next, in this process."""
+    state = {f"cpu.{world.rank}": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        state[f"cuda.{world.rank}"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_rng_state(state: dict[str, Tensor]) -> None:
+    for name, tensor in state.items():
+        torch.cuda.set_rng_state(tensor) if name.startswith("cuda") else torch.set_rng_state(tensor)
+
+
+def _evaluate(model: CompressiveLM, corpus: Corpus, config: RunConfig, world: World) -> float:
     """Mean loss on the beginning of the validation split."""
     options = config.train
     tokens = corpus.split("valid")[: options.eval_tokens]
     lanes = max(1, min(options.batch, len(tokens) // config.model.window))
-    return float(score(model, tokens, lanes=lanes, precision=options.precision).mean())
+    return float(score(model, tokens, lanes=lanes, precision=options.precision, world=world).mean())
 
 
-def _sample(model: CompressiveLM, corpus: Corpus, folder: Path, step: int, length: int) -> None:
+def _sample(model: CompressiveLM, corpus: Corpus, folder: Path, step: int, options: TrainConfig, world: World) -> None:
     """Continue the beginning of the validation split, and keep what comes out."""
-    device = next(model.parameters()).device
+    if not world.is_first and options.parallel != "fsdp":  # of a model in shards every process is needed
+        return
     prompt = np.array(corpus.split("valid")[:256], dtype=np.int64)
-    tokens = [int(token) for token in generate(model, torch.from_numpy(prompt).to(device), length, seed=step)]
+    drawn = generate(model, torch.from_numpy(prompt).to(world.device), options.sample_tokens, seed=step)
+    tokens = [int(token) for token in drawn]
+    if not world.is_first:
+        return
     folder = folder / "samples"
     folder.mkdir(exist_ok=True)
     text = [corpus.tokenizer.decode(part).decode("utf-8", "replace") for part in (prompt, tokens)]

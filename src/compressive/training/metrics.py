@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,24 +18,26 @@ from compressive.config import RunConfig
 
 
 class Recorder:
-    """Writes metrics to every place that was asked for."""
+    """Writes metrics to every place that was asked for; of several processes, only the first one's speaks."""
 
-    def __init__(self, folder: Path, config: RunConfig, first_step: int, seconds_before: float, unit: str) -> None:
+    def __init__(
+        self, folder: Path, config: RunConfig, first_step: int, seconds_before: float, unit: str, speaks: bool = True
+    ) -> None:
         self.folder, self.config, self.unit = folder, config, unit
-        self.console = Console(stderr=False)
+        self.console = Console(stderr=False, quiet=not speaks)
         self.first_step, self.seconds_before, self.began = first_step, seconds_before, time.monotonic()
         self.sinks: list[Any] = []
-        if config.train.tensorboard:
+        if config.train.tensorboard and speaks:
             self.sinks.append(_tensorboard(folder))
-        if config.train.wandb:
+        if config.train.wandb and speaks:
             self.sinks.append(_wandb(folder, config))
         self.bar = ProgressBar(total=config.train.steps, completed=first_step)
         self.text = Text("starting")
         self.live: Live | None = None
-        self.file = _reopen(folder / "metrics.jsonl", first_step)
+        self.file = _reopen(folder / "metrics.jsonl", first_step) if speaks else StringIO()
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.console.quiet:
             self.live = Live(Group(self.text, self.bar), console=self.console)
             self.live.start()
         return self
