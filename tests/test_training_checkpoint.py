@@ -9,6 +9,7 @@ import pytest
 import torch
 from training_helpers import SHARD
 
+from compressive.parallel import World
 from compressive.training import checkpoint
 from compressive.training.checkpoint import CheckpointError
 
@@ -107,3 +108,40 @@ def test_a_killed_save_leaves_nothing_that_is_taken_for_a_checkpoint(tmp_path):
     assert checkpoint.latest(tmp_path).step == 2
     assert not partial.exists()
     assert json.loads((tmp_path / "step-00000002" / "manifest.json").read_text())["step"] == 2
+
+
+def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):
+    """Tensors change while they are written, and from save to save; a best is noted, old ones go."""
+    tensor = torch.zeros(500_000)
+    with checkpoint.Saver(tmp_path, World()) as saver:
+        for step in range(1, 6):
+            tensor.fill_(step)
+            saver.save(step, {"model": {"w": tensor}}, {}, best=0.5 if step == 2 else None)
+            tensor.fill_(-1)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000002", "step-00000004", "step-00000005"]
+    assert checkpoint.best(tmp_path).step == 2
+    for step in (2, 4, 5):
+        found = checkpoint.load(tmp_path / f"step-{step:08d}").tensors("model")["w"]
+        assert torch.equal(found, torch.full((500_000,), float(step)))
+
+
+def test_a_failed_save_is_told_once_and_the_next_one_works(tmp_path, monkeypatch):
+    saver, real = checkpoint.Saver(tmp_path, World()), checkpoint.state_dict_saver.save
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.state_dict_saver, "save", full)
+    saver.save(1, {"model": {"w": torch.zeros(3)}}, {})
+    with pytest.raises(OSError, match="No space left"):
+        saver.wait()
+    monkeypatch.setattr(checkpoint.state_dict_saver, "save", real)
+    saver.save(2, {"model": {"w": torch.zeros(3)}}, {})
+    saver.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path):
+    (tmp_path / ".step-00000007.partial").mkdir(parents=True)
+    checkpoint.Saver(tmp_path, World())
+    assert list(tmp_path.iterdir()) == []

@@ -95,13 +95,12 @@ class World:
             return tensor
         return DTensor.from_local(tensor, self._mesh(tensor.device.type), [Shard(0)], run_check=False)
 
-    def copy(self, tensor: Tensor) -> Tensor:
-        """A copy in the host's memory."""
+    def shard_like(self, shard: Tensor, tensor: Tensor) -> Tensor:
+        """Give what is in this process, and in the host's memory, the place in the whole that `tensor` has."""
         if not isinstance(tensor, DTensor):
-            return tensor.detach().to("cpu", copy=True)
-        copied = tensor.to_local().detach().to("cpu", copy=True)
+            return shard
         mesh, shape, stride = self._mesh("cpu"), tensor.shape, tensor.stride()
-        return DTensor.from_local(copied, mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
+        return DTensor.from_local(shard, mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
 
     def wrap(self, model: CompressiveLM, options: TrainConfig) -> nn.Module:
         """Make the model train on all processes; what is returned is to be called in training."""

@@ -19,6 +19,7 @@ from compressive.config import RunConfig
 
 if TYPE_CHECKING:
     from compressive.data.corpus import Corpus
+    from compressive.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,12 @@ class Run:
         from compressive.data.corpus import Corpus
 
         return Corpus.open((data_dir or Path(self.config.data.data_dir)) / self.config.data.corpus)
+
+    def tokenizer(self, data_dir: Path | None = None) -> "Tokenizer":
+        """Return the tokeniser of the run's corpus; a release has it beside its weights."""
+        from compressive.data.tokenizer import FILE, load_tokenizer
+
+        return load_tokenizer(self.folder) if (self.folder / FILE).is_file() else self.corpus(data_dir).tokenizer
 
 
 def pick_device(name: str) -> torch.device:

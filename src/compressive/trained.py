@@ -1,16 +1,23 @@
-"""A run's weights, read once, and models of any memory sizes made of them."""
+"""The weights of a run or a release, read once, and models of any memory sizes made of them."""
 
 import dataclasses
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Self
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from compressive.config import EmptyMemory, ModelConfig, PerLayer
 from compressive.model.language_model import CompressiveLM
 from compressive.run import Run
 from compressive.training import checkpoint
+
+WEIGHTS, ABOUT = "model.safetensors", "release.json"
+"""What a release holds instead of checkpoints; see release.py."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,10 @@ class Trained:
 
     @classmethod
     def load(cls, run: Run, which: Literal["best", "last"] = "best") -> Self:
-        """Read the checkpoint that did best on the validation split, or the last."""
+        """Read the checkpoint that did best on the validation split, or the last; of a release, its only weights."""
+        if (run.folder / ABOUT).is_file():
+            about = json.loads((run.folder / ABOUT).read_text("utf-8"))
+            return cls(run.config.model, about["step"], _read_weights(run.folder / WEIGHTS))
         found = checkpoint.best(run.checkpoints) if which == "best" else checkpoint.latest(run.checkpoints)
         if found is None:
             raise checkpoint.CheckpointError(f"{run.folder} holds no whole checkpoint; train it with --resume first")
@@ -76,6 +86,18 @@ class Trained:
                 f"trained without compressed memory and so without a {config.compression!r} compressor; "
                 "train with a compressed_size above 0 to change it later"
             )
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """Read safetensors and nothing else: a pickle runs whatever code is in it."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: expected the weights as safetensors; nothing else is loaded")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is no safetensors file, or a damaged one ({error}): a pickle is never loaded; export it again"
+        ) from error
 
 
 def _is_larger(config: ModelConfig, trained: ModelConfig) -> bool:

@@ -17,6 +17,11 @@ COMMANDS = {
     "generate": ("generate", "sample text from a run"),
     "analyze": ("analyze", "see what a run's memory, attention and compression do"),
     "data prepare": ("data", "download or read a corpus and write its tokens"),
+    "data pg19 build": ("pg19.build", "build PG-19 from raw Project Gutenberg texts"),
+    "data pg19 verify": ("pg19.verify", "compare built books with the official ones, bit by bit"),
+    "data pg19 stats": ("pg19.stats", "the paper's tables of PG-19, from the built books"),
+    "data pg19 topics": ("pg19.topics", "topics of the built books"),
+    "export": ("export", "write a run's model as one folder, to hand on"),
     "config": ("config", "list presets, or show one in full"),
 }
 """Command to module of this package, whose `main` takes the remaining words, and what it is for."""
@@ -25,7 +30,7 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
-    for count in (2, 1):
+    for count in (3, 2, 1):
         name = " ".join(words[:count])
         if name in COMMANDS:
             module = import_module(f"compressive.cli.{COMMANDS[name][0]}")
@@ -38,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     if asked:
         print(text)
         return 0
-    print(f"compressive: no command {' '.join(words[:2])!r}\n\n{text}", file=sys.stderr)
+    print(f"compressive: no command {' '.join(words[:3])!r}\n\n{text}", file=sys.stderr)
     return 2
 
 

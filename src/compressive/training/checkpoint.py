@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from compressive.parallel import World
+from compressive.parallel import World, local
 
 Parts = Mapping[str, Mapping[str, Tensor]]
 
@@ -77,7 +77,10 @@ def save(folder: Path, step: int, parts: Parts, state: dict[str, Any], world: Wo
 
     All processes call this together, each with its share of the tensors; the folder must be one that all can reach.
     """
-    world = world or World()
+    return _save(folder, step, _flat(parts), state, world or World())
+
+
+def _save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], world: World) -> Path:
     final, aside = folder / f"step-{step:08d}", folder / f".step-{step:08d}.partial"
 
     def begin() -> None:
@@ -98,7 +101,7 @@ def save(folder: Path, step: int, parts: Parts, state: dict[str, Any], world: Wo
         world.first(begin)
         with _plain_errors(f"{final} cannot be written"):
             state_dict_saver.save(
-                _flat(parts),
+                tensors,
                 storage_writer=HuggingFaceStorageWriter(str(aside), save_distributed=True),
                 process_group=world.background,
                 no_dist=world.background is None,
@@ -116,11 +119,20 @@ class Saver:
 
     def __init__(self, folder: Path, world: World) -> None:
         self.folder, self.world = folder, world
+        self.staged: dict[str, Tensor] = {}  # kept from save to save: new memory, or pinned memory, takes long to get
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
         if world.is_first:
             for left in folder.glob(".step-*.partial"):  # by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Let what was begun be finished, whatever ended the training."""
+        with contextlib.suppress(Exception) if kind else contextlib.nullcontext():
+            self.wait()
 
     def save(self, step: int, parts: Parts, state: dict[str, Any], best: float | None = None) -> None:
         """Begin to save, and note it as the best if `best` gives its value; waits for the save before this one.
@@ -128,13 +140,13 @@ class Saver:
         What went wrong with that one is raised here, on all processes.
         """
         self.wait()
-        staged = {
-            part: {name: self.world.copy(tensor) for name, tensor in tensors.items()} for part, tensors in parts.items()
-        }
+        staged = {name: self._stage(name, tensor) for name, tensor in _flat(parts).items()}
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
 
         def write() -> None:
             try:
-                save(self.folder, step, staged, state, self.world)
+                _save(self.folder, step, staged, state, self.world)
                 if self.world.is_first:
                     if best is not None:
                         mark_best(self.folder, step, best)
@@ -144,6 +156,16 @@ class Saver:
 
         self.thread = threading.Thread(target=write, name=f"saving step {step}")
         self.thread.start()
+
+    def _stage(self, name: str, tensor: Tensor) -> Tensor:
+        """Copy a tensor into the host's memory, without waiting for it."""
+        source = local(tensor)
+        kept = self.staged.get(name)
+        if kept is None or (kept.shape, kept.dtype) != (source.shape, source.dtype):
+            kept = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+            self.staged[name] = kept
+        kept.copy_(source, non_blocking=True)
+        return self.world.shard_like(kept, tensor)
 
     def wait(self) -> None:
         """Wait until all is written; raise what went wrong."""
@@ -221,7 +243,7 @@ def _plain_errors(what: str) -> Iterator[None]:
         raise CheckpointError(f"{what} ({'; '.join(causes)})") from error
 
 
-def _flat(parts: Parts) -> dict[str, Any]:
+def _flat(parts: Parts) -> dict[str, Tensor]:
     return {f"{part}.{name}": tensor.detach() for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,21 +81,26 @@ def train(run: Run, world: World | None = None) -> int:
         )
         memory = memory.clone()
         totals = [torch.zeros_like(parameter) for parameter in named.values()] * saved.state["accumulating"]
-        same_world = saved.state["processes"] == world.size
-        parts = _parts(world, named, optimiser, memory, totals, counted, same_world)
+        same = (saved.state["processes"], saved.state["device"]) == (world.size, device.type)
+        parts = _parts(world, named, optimiser, memory, totals, counted, with_rng=same)
         saved.fill(parts, world)
-        _set_rng_state(parts["rng"]) if same_world else torch.manual_seed(hash((options.seed, step, world.rank)))
+        _set_rng_state(parts["rng"]) if same else torch.manual_seed(hash((options.seed, step, world.rank)))
 
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16")
-    late, tally, saver = Late(device), Tally(config, world, step), checkpoint.Saver(run.checkpoints, world)
+    late, tally, keep = Late(device), Tally(config, world, step), settle(options)
     unit, stopping = "bpc" if corpus.tokenizer.kind == "bytes" else "ppl", False
 
     def save(best_value: float | None = None) -> None:
-        state = {"step": step, "position": position, "tokens": tokens_read, "best": best, "seconds": recorder.seconds}
-        state |= {"accumulating": bool(totals), "processes": world.size}
+        state: dict[str, Any] = {"step": step, "position": position, "tokens": tokens_read, "best": best}
+        state |= {"seconds": recorder.seconds, "accumulating": bool(totals)}
+        state |= {"processes": world.size, "device": device.type}
         saver.save(step, _parts(world, named, optimiser, memory, totals, counted), state, best_value)
 
-    with Recorder(run.folder, config, step, seconds, unit, world.is_first) as recorder, _signals() as signals:
+    with (
+        Recorder(run.folder, config, step, seconds, unit, world.is_first) as recorder,
+        checkpoint.Saver(run.checkpoints, world) as saver,
+        _signals() as signals,
+    ):
         where = f"from step {step}" if step else f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
         together = f" × {world.size} ({options.parallel})" if world.size > 1 else ""
         recorder.say(f"training {run.folder} on {corpus.name}, {device}{together}, {options.precision}, {where}")
@@ -116,7 +121,7 @@ def train(run: Run, world: World | None = None) -> int:
             task, compression, asked = world.mean(torch.stack([task.detach(), compression.detach(), asked])).unbind()
             norms = [_norm(group, device) for group in groups]
             finite = (task + compression).isfinite() & whole(norms[0]).isfinite() & whole(norms[1]).isfinite()
-            memory = memory.detach().where(finite, before)
+            memory = keep(memory.detach(), finite, before)
             if steps_per_update(step, config.train) > 1:
                 totals, counted = _accumulate(totals, counted, named.values(), finite)
             if is_update(step, config.train):
@@ -300,6 +305,11 @@ def _batch(lanes: Lanes, position: int, size: int, device: torch.device) -> tupl
 
     x, y = lanes.window(position, size)
     return move(x), move(y)
+
+
+def settle(options: TrainConfig) -> Callable[[Memory, Tensor, Memory], Memory]:
+    """Keep a step's memory if the step was finite, else the one before: dozens of tensors, so compiled if possible."""
+    return torch.compile(Memory.where) if options.compile else Memory.where
 
 
 def _norm(parameters: list[nn.Parameter], device: torch.device) -> Tensor:
