@@ -43,6 +43,9 @@ def test_every_option_is_a_word_on_the_command_line(story, tmp_path):
         ("text", {"paths": (Path("nowhere.txt"),)}, "nowhere.txt does not exist"),
         ("enwik8", {"source": Path("nowhere.xz")}, "nowhere.xz does not exist"),
         ("wikitext103", {"source": Path("nowhere")}, "nowhere does not exist"),
+        ("pg19", {}, "pg19 build --source TEXTS --out BUILT"),
+        ("pg19", {"source": Path("nowhere")}, "nowhere/train has no books"),
+        ("text", {"vocabulary": Path("nowhere")}, "nowhere does not exist"),
     ],
 )
 def test_a_mistake_is_one_line_and_code_2(tmp_path, capsys, corpus, values, message):
@@ -76,5 +79,5 @@ except SystemExit:
 assert not {"torch", "numpy", "tokenizers"} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    for word in ("enwik8", "wikitext103", "--source", "--vocab-size", "--data-dir", "--split"):
+    for word in ("enwik8", "wikitext103", "pg19", "--source", "--vocab-size", "--vocabulary", "--data-dir", "--split"):
         assert word in done.stdout

@@ -85,6 +85,14 @@ def test_a_file_is_read_and_a_file_is_written(folder, capsys, tmp_path, monkeypa
     assert call(capsys, folder, "--prompt-file", "-", "--length", 30).out == written
 
 
+def test_only_the_opening_of_a_book_may_be_read(folder, capsys, tmp_path):
+    prompt = b"the dog ran to a red hat in an old inn. " * 10
+    (tmp_path / "book.txt").write_bytes(prompt)
+    done = call(capsys, folder, "--prompt-file", tmp_path / "book.txt", "--prompt-length", 25, "--length", 30)
+    assert "prompt of 25 tokens" in done.err
+    assert done.out == text_of(folder, prompt[:25], 30)[0] + "\n"
+
+
 def test_memory_sizes_may_differ_and_empty_slots_of_larger_ones_are_masked(folder, capsys, monkeypatch):
     chosen = []
     draw = generation.generate
@@ -109,6 +117,7 @@ def test_memory_sizes_may_differ_and_empty_slots_of_larger_ones_are_masked(folde
     [
         (["--prompt", "a", "--prompt-file", "b"], "give one of them"),
         (["--prompt-file", "nowhere.txt"], "nowhere.txt"),
+        (["--prompt-length", "0"], "prompt_length=0"),
         (["--top-p", "0"], "top_p=0.0"),
         (["--length", "0"], "length=0"),
         (["--samples", "0"], "samples=0"),

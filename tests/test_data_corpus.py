@@ -145,6 +145,37 @@ def test_a_new_corpus_replaces_an_old_one_but_nothing_else(tmp_path):
     assert files(tmp_path / "novel") == {"chapter.txt": b"call me"}
 
 
+@pytest.mark.parametrize("kind", ["bytes", "words", "bpe"])
+def test_many_at_work_write_what_one_writes(tmp_path, kind, monkeypatch):
+    line = "The naïve captain's 3 ships —\r\n\r\n   sailed\tfor \u3000 home…\n\n".encode()
+    monkeypatch.setattr(
+        "compressive.data.tokenizer.CHUNK", 97
+    )  # many parts; line is cut anywhere, within characters too
+    whole = line * 60
+    tokenizer = {
+        "bytes": lambda _: ByteTokenizer(),
+        "words": WordTokenizer.train,
+        "bpe": lambda chunks: BPETokenizer.train(chunks, 300),
+    }[kind]([whole])
+    cuts = [0, 1, 2, *range(3, len(whole), 53), len(whole)]
+    text = {
+        "train": [whole[a:b] for a, b in pairwise(cuts)],
+        "valid": [whole],
+        "test": [b"", *(bytes([byte]) for byte in line), b""],
+    }
+    one, two = (write(tmp_path / str(n), tokenizer, text, workers=n) for n in (1, 2))
+    for split in SPLITS:
+        assert two.split(split).tobytes() == one.split(split).tobytes()
+    assert two.manifest.splits == one.manifest.splits
+
+
+def test_an_error_of_another_process_says_what_it_would_say_here(tmp_path):
+    tokenizer = BPETokenizer.train(TEXT["train"], 270)
+    with pytest.raises(ValueError, match=r"0xe9 at offset 22 .*--tokenizer bytes"):
+        write(tmp_path / "tiny", tokenizer, TEXT | {"train": [b"fine words ", b"and one caf\xe9 "]}, workers=2)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_empty_split_is_refused(tmp_path):
     with pytest.raises(ValueError, match="valid split of tiny is empty"):
         write(tmp_path / "tiny", text=TEXT | {"valid": [b""]})

@@ -124,6 +124,19 @@ def test_text_of_ones_own_in_every_tokenizer(tmp_path, tokenizer):
         assert len(corpus.split("train")) < corpus.bytes("train")
 
 
+def test_much_text_is_shared_out_and_little_is_not(tmp_path, monkeypatch):
+    (tmp_path / "story.txt").write_bytes(LINES)
+    asked, write = [], module.write_corpus
+    monkeypatch.setattr(module, "write_corpus", lambda *values: asked.append(values[-1]) or write(*values[:-1], 1))
+    monkeypatch.setattr(module, "cores", lambda: 5)
+    run("text", tmp_path / "a", tmp_path / "story.txt", tokenizer="bpe")
+    run("text", tmp_path / "b", tmp_path / "story.txt", tokenizer="bpe", workers=3)
+    monkeypatch.setattr(module, "SHARED", 1000)
+    run("text", tmp_path / "c", tmp_path / "story.txt", tokenizer="bpe")
+    run("text", tmp_path / "d", tmp_path / "story.txt", tokenizer="bytes")
+    assert asked == [1, 3, 5, 1]
+
+
 def test_offline_and_absent_it_says_what_to_put_where(tmp_path, monkeypatch):
     def offline(url, path, sha256):
         assert sha256 == PUBLISHED["enwik8"].sha256
@@ -142,8 +155,9 @@ def test_a_downloaded_archive_is_prepared(tmp_path, fakes, monkeypatch):
 @pytest.mark.parametrize(
     ("corpus", "values", "match"),
     [
-        ("enwik9", {}, "expected one of enwik8, wikitext103, wikitext2, text"),
+        ("enwik9", {}, "expected one of enwik8, wikitext103, wikitext2, pg19, text"),
         ("enwik8", {"tokenizer": "runes"}, "expected one of auto, bytes, words, bpe"),
+        ("enwik8", {"workers": -1}, "workers=-1: expected at least 1"),
         ("text", {"source": Path("a.txt")}, "leave out --source"),
         ("text", {}, "no PATH"),
         ("enwik8", {"name": "../up"}, "name='../up'"),

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,18 @@ it was the age of wisdom...\tit's the age of foolishness!
 """
 GAPS = b" \n\n\n  \r\n\r\n\t\t x\n\n\xe3\x80\x80\xc2\xa0 y" * 9  # so that white space is merged too
 BPE = BPETokenizer.train([STORY, GAPS], 320)
+
+
+def _gpt2_engine():
+    """An engine as corpora prepared before line ends stayed together have it."""
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
+    engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+    engine.train_from_iterator([STORY.decode(), GAPS.decode()], trainer)
+    return engine
+
+
 SPACES = " \t\n\r\v\f\x1c\x1f\x85\xa0\u2003\u2028\u3000"
 texts = st.one_of(
     st.text(max_size=60),
@@ -73,6 +86,29 @@ def test_bpe_has_the_size_asked_for_and_every_byte():
 
 def test_bpe_learns_the_same_wherever_the_text_is_cut():
     assert BPETokenizer.train(cut_up(STORY + GAPS, range(0, 600, 7)), 320)._bytes == BPE._bytes
+
+
+def test_bpe_may_learn_from_a_part(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 100)
+    chunks = [b"x " * 5, b"abcd " * 20, b"efgh " * 20, b"ijkl " * 20, b"mnop " * 20]
+    learnt = [BPETokenizer.train(chunks, 300, every)._bytes for every in (1, 2, 4)]
+    words = [b" abcd", b" efgh", b" ijkl", b" mnop"]
+    assert [[word in tokens for word in words] for tokens in learnt] == [
+        [True, True, True, True],
+        [True, False, True, False],
+        [True, False, False, False],
+    ]
+
+
+GPT2 = BPETokenizer(_gpt2_engine())
+
+
+@given(text=texts, cuts=st.lists(st.integers(0, 100), max_size=4))
+@settings(deadline=None, max_examples=200)
+def test_vocabularies_of_gpt2s_pattern_go_on_as_they_were(text, cuts):
+    ids = GPT2.encode(text)
+    assert GPT2.decode(ids) == text
+    assert joined(GPT2, cut_up(text, cuts)) == ids.tolist() == GPT2._engine.encode(text.decode()).ids
 
 
 def test_bpe_refuses_what_is_not_utf8_and_says_where():
@@ -143,6 +179,7 @@ def test_tokens_take_the_smallest_type_that_holds_the_vocabulary(size, dtype):
 def test_a_saved_tokenizer_is_the_same_again(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     again = load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path / "tokenizer.json").encode(STORY).tolist() == again.encode(STORY).tolist()
     assert type(again) is type(tokenizer)
     assert again.kind == tokenizer.kind == json.loads((tmp_path / "tokenizer.json").read_text())["kind"]
     assert again.vocab_size == tokenizer.vocab_size

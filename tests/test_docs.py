@@ -4,6 +4,8 @@ import importlib
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,12 +33,17 @@ def test_the_readme_s_commands_are_understood(line, tmp_path, monkeypatch):
     """Every word of them is parsed and checked; what they would do is done by other tests, on less."""
     done = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("compressive.training.loop.train", lambda run: done.append(run) or 0)
+    monkeypatch.setattr("compressive.training.loop.train", lambda run, world: done.append(run) or 0)
     for module, function in (
         ("evaluate", "evaluate"),
         ("generate", "generate"),
         ("analyze", "analyze"),
         ("data", "_prepare"),
+        ("export", "export"),
+        ("pg19.build", "build"),
+        ("pg19.verify", "verify"),
+        ("pg19.stats", "stats"),
+        ("pg19.topics", "topics"),
     ):
         monkeypatch.setattr(f"compressive.cli.{module}.{function}", lambda options: done.append(options) or 0)
     assert main(shlex.split(line)) == 0
@@ -79,3 +86,10 @@ def test_every_algorithm_line_is_in_the_paper_s_table():
         rows = re.findall(r"^\| (\d+)(?:-(\d+))? \|", section, re.MULTILINE)
         covered = [n for first, last in rows for n in range(int(first), int(last or first) + 1)]
         assert covered == list(range(1, lines + 1))
+
+
+def test_the_scaling_table_is_what_the_script_computes():
+    result = subprocess.run(
+        [sys.executable, ROOT / "experiments" / "scaling.py"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() in (ROOT / "docs" / "scaling.md").read_text("utf-8")

@@ -213,6 +213,24 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_the_same(data_dir, alone,
     assert_same(tmp_path / "run", alone / "long", 1e-4)
 
 
+def test_evaluation_uses_all_processes(data_dir, alone):
+    """The same lanes in one process and in two give the same nats; dynamic evaluation is for one."""
+    words = ("evaluate", alone / "float32", "--split", "test", "--lanes", "5", "--json")
+    one = subprocess.run(
+        [sys.executable, "-m", "compressive", *map(str, words)], capture_output=True, text=True, check=True
+    )
+    two = torchrun(*words)
+    out, error = two.communicate(timeout=120)
+    assert two.returncode == 0, error
+    first, second = json.loads(one.stdout), json.loads(out)  # one report, by the first process
+    assert (first["processes"], second["processes"]) == (1, 2)
+    assert first["lanes"] == second["lanes"] == 5
+    assert first["tokens"] == second["tokens"]
+    assert second["nats"] == pytest.approx(first["nats"], rel=1e-6)
+    refused = torchrun("evaluate", alone / "float32", "--dynamic")
+    assert "expected one process, not 2" in refused.communicate(timeout=120)[1]
+
+
 def killed_saves(folder, times, seed):
     """Kill a process at random moments while it saves over and over; each time a whole checkpoint must be there."""
     code = f"""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from compressive.evaluation.sweep import Result
+    from compressive.parallel import World
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,20 @@ def main(arguments: list[str], prog: str) -> int:
 
 
 def evaluate(options: Evaluate) -> int:
+    """Evaluate in this process, or in all those that torchrun has started."""
+    from compressive.parallel import join
+
+    with join(options.device) as world:
+        return _evaluate(options, world)
+
+
+def _evaluate(options: Evaluate, world: "World") -> int:
     """Evaluate with every memory that was asked for; print and save what comes out."""
     from rich.console import Console
     from rich.progress import Progress
 
     from compressive.evaluation.sweep import PlotError, Reading, Result, combinations, plot, require_matplotlib, sweep
-    from compressive.run import Run, pick_device
+    from compressive.run import Run
     from compressive.trained import Setting, Trained
 
     source = Run.open(options.run)
@@ -85,7 +94,6 @@ def evaluate(options: Evaluate) -> int:
         options.dynamic_learning_rate if options.dynamic else None,
         source.config.train.clip,
     )
-    device = pick_device(options.device)
     trained = Trained.load(source, options.which)
     settings = combinations(trained, options.memory_size, options.compressed_size, options.empty_memory)
     corpus = source.corpus(options.data_dir)
@@ -100,23 +108,27 @@ def evaluate(options: Evaluate) -> int:
         "checkpoint": options.which,
         "step": trained.step,
         "precision": options.precision,
-        "device": str(device),
+        "device": str(world.device),
+        "processes": world.size,
         "dynamic_learning_rate": reading.dynamic,
     }
     path = source.folder / "evaluation" / f"{_name(options)}.json"
     results: list[Result] = []
     errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with Progress(console=errors, transient=True, disable=not (errors.is_terminal and world.is_first)) as bar:
         task = bar.add_task("")
 
         def progress(setting: Setting, done: int, total: int) -> None:
             number = f"{len(results) + 1} of {len(settings)}, " if len(settings) > 1 else ""
             bar.update(task, description=f"{number}{_memory(setting.config)}", completed=done, total=total)
 
-        for result in sweep(trained, corpus, settings, reading, device, progress):
+        for result in sweep(trained, corpus, settings, reading, world, progress):
             results.append(result)
             report = _report(about, results, is_sweep=len(settings) > 1)
-            _write(path, report)  # after each, so that a long sweep that fails keeps what it has
+            if world.is_first:
+                _write(path, report)  # after each, so that a long sweep that fails keeps what it has
+    if not world.is_first:
+        return 0
 
     drawn = None
     if len(results) > 1 or options.plot is not None:
@@ -146,7 +158,7 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
     metrics, config = result.metrics, result.setting.config
     figures = {
         "bits_per_character": f"{metrics.bits_per_character:.4f}" if metrics.bits_per_character is not None else None,
-        "word_perplexity": f"{metrics.word_perplexity:,.3f}, over {metrics.counted_words:,} counted words"
+        "word_perplexity": f"{metrics.word_perplexity:,.3f}, over {metrics.words:,} {metrics.words_are} words"
         if metrics.word_perplexity is not None
         else None,
         "perplexity": f"{metrics.perplexity:,.3f} per token",
@@ -157,6 +169,8 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
     for name in order:
         if (figure := figures[name]) is not None:
             table.add_row(name.replace("_", " "), figure, style="bold" if name == metrics.headline else None)
+    if metrics.not_comparable is not None:
+        table.add_row("not comparable", metrics.not_comparable, style="red")
     for bucket in metrics.buckets:
         perplexity = "–" if bucket.perplexity is None else f"{bucket.perplexity:,.1f}"
         table.add_row(f"  in training {bucket.name} times", f"{perplexity}, {bucket.tokens:,} tokens")
@@ -184,7 +198,9 @@ def _sweep_table(about: dict[str, Any], results: list["Result"]) -> "Table":
     part = "" if first.whole_split else "the first "
     table = Table(
         title=f"{about['corpus']} {about['split']}, {part}{first.tokens:,} tokens; {about['checkpoint']} checkpoint, "
-        f"step {about['step']:,}" + ("; dynamic" if about["dynamic_learning_rate"] is not None else ""),
+        f"step {about['step']:,}"
+        + ("; dynamic" if about["dynamic_learning_rate"] is not None else "")
+        + (f"; not comparable: {first.not_comparable}" if first.not_comparable is not None else ""),
     )
     for name in ("memory", "compressed", "empty", first.headline.replace("_", " "), "tokens/s"):
         table.add_column(name, justify="left" if name == "empty" else "right")

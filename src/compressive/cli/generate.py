@@ -1,7 +1,7 @@
 """Sample text from a run.
 
 compressive generate runs/enwik8 --prompt "The Roman Empire" --samples 3
-compressive generate runs/pg19 --prompt-file book.txt --length 100000 --out continued.txt
+compressive generate runs/pg19 --prompt-file built/test/860.txt --prompt-length 512 --length 2000
 """
 
 import sys
@@ -26,6 +26,8 @@ class Generate:
     """Text to continue; without one the text begins after a newline."""
     prompt_file: Path | None = None
     """File with the text to continue, a whole book if you like; - reads standard input."""
+    prompt_length: int | None = None
+    """Read only so many tokens of it, from its beginning, as the opening of a book."""
     length: int = 500
     """How many tokens to draw."""
     samples: int = 1
@@ -69,8 +71,11 @@ def generate(options: Generate) -> int:
     from compressive.trained import Trained
 
     run = Run.open(options.run)
-    tokenizer = run.corpus(options.data_dir).tokenizer
-    prompt = torch.from_numpy(encode_prompt(tokenizer, _prompt(options)).astype("int64"))
+    if options.prompt_length is not None and options.prompt_length < 1:
+        raise ValueError(f"prompt_length={options.prompt_length}: expected at least 1; leave it out to read the whole")
+    tokenizer = run.tokenizer(options.data_dir)
+    opening = encode_prompt(tokenizer, _prompt(options))[: options.prompt_length]
+    prompt = torch.from_numpy(opening.astype("int64"))
     # A model trained with zeros expects them at the beginning of a text, but not more of them than it was trained with.
     trained = Trained.load(run, options.which)
     setting = trained.setting(options.memory_size, options.compressed_size, options.empty_memory)

@@ -171,10 +171,12 @@ def write_corpus(
     sources: Mapping[str, str],
     note: str = "",
     settings: Mapping[str, str] | None = None,
+    workers: int = 1,
 ) -> Corpus:
     """Tokenise texts into a folder, in one pass and little memory; whatever fails leaves the folder as it was.
 
-    The chunks of a split may be cut anywhere. Splits are read in the order train, valid, test.
+    The chunks of a split may be cut anywhere. Splits are read in the order train, valid, test. More than one worker
+    are processes that tokenise side by side; what they write is the same.
     """
     if set(splits) != set(SPLITS):
         raise ValueError(f"splits {', '.join(splits)}: expected {', '.join(SPLITS)}")
@@ -185,7 +187,10 @@ def write_corpus(
     aside.mkdir()
     try:
         tokenizer.save(aside)
-        infos = {split: _write_split(aside / f"{split}.bin", name, split, tokenizer, splits[split]) for split in SPLITS}
+        infos = {
+            split: _write_split(aside / f"{split}.bin", name, split, tokenizer, splits[split], workers)
+            for split in SPLITS
+        }
         Manifest(
             name=name,
             tokenizer=tokenizer.kind,
@@ -210,11 +215,13 @@ def refuse_foreign(folder: Path) -> None:
         raise ValueError(f"{folder} exists and is not a prepared corpus: choose another --name or --data-dir")
 
 
-def _write_split(path: Path, name: str, split: str, tokenizer: Tokenizer, chunks: Iterable[bytes]) -> SplitInfo:
+def _write_split(
+    path: Path, name: str, split: str, tokenizer: Tokenizer, chunks: Iterable[bytes], workers: int
+) -> SplitInfo:
     text, checksum, count = _TextCount(), hashlib.sha256(), 0
     dtype = tokenizer.dtype.newbyteorder("<")
     with path.open("wb") as file:
-        for tokens in tokenizer.encode_chunks(text.watch(chunks)):
+        for tokens in tokenizer.encode_chunks(text.watch(chunks), workers):
             data = tokens.astype(dtype, copy=False).tobytes()
             checksum.update(data)
             file.write(data)

@@ -7,13 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compressive.data.corpus import SPLITS, Corpus, refuse_foreign, write_corpus
-from compressive.data.download import download
+from compressive.data.download import download, sha256_of
 from compressive.data.progress import progress
-from compressive.data.sources import PUBLISHED, Text, read_enwik8, read_text, read_wikitext
-from compressive.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, WordTokenizer
+from compressive.data.sources import PUBLISHED, Text, read_enwik8, read_pg19, read_text, read_wikitext
+from compressive.data.tokenizer import FILE, BPETokenizer, ByteTokenizer, Tokenizer, WordTokenizer, load_tokenizer
+from compressive.data.workers import cores
 
 DOWNLOADS = "downloads"
+CORPORA = (*PUBLISHED, "pg19", "text")
 TOKENIZERS = ("auto", "bytes", "words", "bpe")
+LEARNT = 10**9  # bytes of text that a subword vocabulary is learnt from; memory grows with it
+SHARED = 3 * 10**7  # bytes of text from which on it pays to start more processes
 
 
 def prepare(
@@ -25,20 +29,26 @@ def prepare(
     vocab_size: int,
     name: str | None,
     split: tuple[float, float, float],
+    vocabulary: Path | None = None,
+    workers: int = 0,
 ) -> Corpus:
     """Read a corpus, tokenise it and write it to `data_dir / name`; one that is there already is left as it is.
 
-    A published corpus comes from `source`, or else is downloaded; "text" comes from `paths`.
+    A published corpus comes from `source`, or else is downloaded; "text" comes from `paths`. The vocabulary is learnt
+    from the train split, unless there is one already, in a tokenizer.json or the folder of a corpus.
     """
-    if corpus not in (*PUBLISHED, "text"):
-        raise ValueError(f"corpus={corpus!r}: expected one of {', '.join(PUBLISHED)}, text")
+    if corpus not in CORPORA:
+        raise ValueError(f"corpus={corpus!r}: expected one of {', '.join(CORPORA)}")
     if tokenizer not in TOKENIZERS:
         raise ValueError(f"tokenizer={tokenizer!r}: expected one of {', '.join(TOKENIZERS)}")
     if corpus == "text" and source is not None:
         raise ValueError(f"source={source}: text takes its files as PATH; leave out --source")
     if corpus != "text" and paths:
         raise ValueError(f"PATH {paths[0]}: {corpus} takes one file or folder; give it as --source {paths[0]}")
-    kind = tokenizer if tokenizer != "auto" else "words" if corpus.startswith("wikitext") else "bytes"
+    if workers < 0:
+        raise ValueError(f"workers={workers}: expected at least 1, or 0 for one per core")
+    given = None if vocabulary is None else load_tokenizer(vocabulary)
+    kind = _kind(corpus, tokenizer, given)
     name = _name(corpus, paths) if name is None else name
     if not re.fullmatch(r"\w[\w.-]*", name) or name == DOWNLOADS:
         raise ValueError(f"name={name!r}: expected letters, digits, -, _ and ., and not {DOWNLOADS!r}")
@@ -46,13 +56,20 @@ def prepare(
     refuse_foreign(folder)
 
     settings = {"corpus": corpus, "tokenizer": kind}
-    if kind == "bpe":
+    if vocabulary is not None:
+        settings["vocabulary"] = sha256_of(vocabulary / FILE if vocabulary.is_dir() else vocabulary)
+    elif kind == "bpe":
         settings["vocab_size"] = str(vocab_size)
     if corpus == "text":
         settings["split"] = " ".join(map(str, split))
     elif source is None:
         if (there := _same(folder, settings, None)) is not None:
             return there
+        if corpus == "pg19":
+            raise ValueError(
+                "no --source: PG-19 is not downloaded but built, of Project Gutenberg's texts; run: compressive data "
+                "pg19 build --source TEXTS --out BUILT --metadata official, and then this with --source BUILT"
+            )
         published = PUBLISHED[corpus]
         archive = data_dir / DOWNLOADS / published.url.rsplit("/", 1)[-1]
         source = download(published.url, archive, published.sha256)
@@ -60,13 +77,25 @@ def prepare(
     text = _read(corpus, paths, source, split)
     if (there := _same(folder, settings, text.sources)) is not None:
         return there
-    made_by = _tokenizer(kind, text, vocab_size)
+    made_by = given or _tokenizer(kind, text, vocab_size)
+    workers = workers or (1 if kind == "bytes" or sum(text.sizes.values()) < SHARED else cores())
     with _watched(text, "writing") as splits:
-        made = write_corpus(folder, name, made_by, splits, text.sources, text.note, settings)
+        made = write_corpus(folder, name, made_by, splits, text.sources, text.note, settings, workers)
     print(f"{folder}: prepared, {_summary(made)}")
     if (warning := _difference(corpus, made.words("train"))) is not None:
         print(f"warning: {warning}", file=sys.stderr)
     return made
+
+
+def _kind(corpus: str, tokenizer: str, given: Tokenizer | None) -> str:
+    """The tokeniser that was asked for, or is given, or fits the corpus."""
+    if given is not None and tokenizer not in ("auto", given.kind):
+        raise ValueError(f"tokenizer={tokenizer!r}: the vocabulary is one of {given.kind}; leave out one of the two")
+    fits = "words" if corpus.startswith("wikitext") else "bpe" if corpus == "pg19" else "bytes"
+    kind = given.kind if given is not None else fits if tokenizer == "auto" else tokenizer
+    if corpus == "pg19" and kind == "words":
+        raise ValueError("tokenizer='words': PG-19's vocabulary is open, so that no word may be lost; use bpe or bytes")
+    return kind
 
 
 def _name(corpus: str, paths: Sequence[Path]) -> str:
@@ -80,6 +109,8 @@ def _name(corpus: str, paths: Sequence[Path]) -> str:
 def _read(corpus: str, paths: Sequence[Path], source: Path | None, split: tuple[float, float, float]) -> Text:
     if source is None:
         return read_text(paths, split)
+    if corpus == "pg19":
+        return read_pg19(source)
     return read_enwik8(source) if corpus == "enwik8" else read_wikitext(corpus, source)
 
 
@@ -111,7 +142,9 @@ def _tokenizer(kind: str, text: Text, vocab_size: int) -> Tokenizer:
         return ByteTokenizer()
     with _watched(text, "learning the vocabulary of") as splits:
         train = splits["train"]
-        return WordTokenizer.train(train) if kind == "words" else BPETokenizer.train(train, vocab_size)
+        if kind == "words":
+            return WordTokenizer.train(train)
+        return BPETokenizer.train(train, vocab_size, every=1 + text.sizes.get("train", 0) // LEARNT)
 
 
 @contextmanager

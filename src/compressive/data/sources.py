@@ -17,6 +17,7 @@ from typing import IO, cast
 
 from compressive.data.corpus import SPLITS
 from compressive.data.download import sha256_of
+from compressive.data.progress import progress
 
 BLOCK = 1 << 20
 
@@ -140,6 +141,46 @@ def read_wikitext(name: str, path: Path) -> Text:
         }
 
     return Text({file.name: sha256_of(file) for file, _ in files.values()}, splits, note=note)
+
+
+PG19_FOLDERS = {"train": "train", "valid": "validation", "test": "test"}
+"""What PG-19 calls its splits."""
+
+
+def read_pg19(folder: Path) -> Text:
+    """The books of PG-19, as `compressive data pg19 build` writes them: ID.txt in train/, validation/ and test/.
+
+    They follow each other by number. A book that does not end its last line, as hardly any does, gets a line feed:
+    the only one in PG-19 without a carriage return before it, so a model can tell where a book ends.
+    """
+    from compressive.data.pg19.catalogue import official  # it needs this module
+
+    books: dict[str, list[_TextFile]] = {}
+    for split, name in PG19_FOLDERS.items():
+        paths = (path for path in (folder / name).glob("*.txt") if path.stem.isdecimal())
+        found = sorted(paths, key=lambda path: int(path.stem))
+        if not found:
+            raise FileNotFoundError(
+                f"{folder / name} has no books: expected ID.txt, one for each; build them with: compressive data pg19 "
+                f"build --source TEXTS --out {folder} --metadata official"
+            )
+        books[split] = [_TextFile(f"{name}/{path.name}", path) for path in found]
+
+    sizes = {split: sum(book.path.stat().st_size for book in books[split]) for split in SPLITS}
+    sums: dict[str, str] = {}
+    with progress("looking at the books", sum(sizes.values())) as advance:
+        for book in chain(*books.values()):
+            sums[book.name] = sha256_of(book.path)
+            advance(book.path.stat().st_size)
+
+    published = {f"{book.split}/{book.id}.txt": book.sha256 for book in official().values()}
+    notes = []
+    for split, name in PG19_FOLDERS.items():
+        whole = sum(book.startswith(f"{name}/") for book in published)
+        same = sum(sums[book.name] == published.get(book.name) for book in books[split])
+        if (len(books[split]), same) != (whole, whole):
+            notes.append(f"{len(books[split]):,} of {whole:,} {name} books, {same:,} of them as published")
+    return Text(sums, lambda: {split: _lines(books[split]) for split in SPLITS}, sizes, "; ".join(notes))
 
 
 def read_text(paths: Sequence[Path], split: tuple[float, float, float]) -> Text:

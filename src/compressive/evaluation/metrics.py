@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from compressive.data.pg19.catalogue import official as pg19_books
+from compressive.data.pg19.words import OFFICIAL
+from compressive.data.sources import PG19_FOLDERS
 from compressive.evaluation.score import Nats, Tokens
 
 if TYPE_CHECKING:
@@ -42,12 +45,18 @@ class Metrics:
     bits_per_character: float | None  # where tokens are bytes
     bits_per_byte: float | None  # of the text, where they are not; of the whole split only
     counted_words: int | None  # of the whole split, as the corpus counted them
-    word_perplexity: float | None  # e^(L / counted words), section 4.2; of the whole split only
+    words: int | None  # those, or PG-19's official number where all its books are there
+    words_are: Literal["official", "counted"] | None
+    word_perplexity: float | None  # e^(L / words), section 4.2; of the whole split only
+    comparable: bool | None  # with other figures of PG-19; None for all other text
+    not_comparable: str | None  # why not
     buckets: tuple[Bucket, ...]  # by frequency in training, where tokens are words
 
     @property
     def headline(self) -> str:
-        """Name of the figure to compare by: that of the paper for the kind of token."""
+        """Name of the figure to compare by: that of the paper for the corpus and the kind of token."""
+        if self.comparable is not None and self.word_perplexity is not None:
+            return "word_perplexity"
         if self.bits_per_character is not None:
             return "bits_per_character"
         return "perplexity" if self.buckets or self.word_perplexity is None else "word_perplexity"
@@ -58,7 +67,11 @@ def summarise(nll: Nats, corpus: "Corpus", split: Split) -> Metrics:
     kind, text = corpus.tokenizer.kind, corpus.split(split)
     counts = getattr(corpus.tokenizer, "counts", None) if kind == "words" else None
     whole = len(nll) == len(text)
-    words, size = (corpus.words(split), corpus.bytes(split)) if whole else (0, 0)
+    counted, size = (corpus.words(split), corpus.bytes(split)) if whole else (0, 0)
+    pg19 = corpus.manifest.settings.get("corpus") == "pg19"
+    lacks = _lacks(corpus, split, whole) if pg19 else None
+    official = pg19 and lacks is None
+    words = OFFICIAL[PG19_FOLDERS[split]].words if official else counted
     nats = float(nll.sum())
     mean = nats / len(nll)
     bits = mean / math.log(2)
@@ -71,10 +84,27 @@ def summarise(nll: Nats, corpus: "Corpus", split: Split) -> Metrics:
         perplexity=_exp(mean),
         bits_per_character=bits if kind == "bytes" else None,
         bits_per_byte=nats / math.log(2) / size if kind != "bytes" and size else None,
-        counted_words=words or None,
+        counted_words=counted or None,
+        words=words or None,
+        words_are=None if not words else "official" if official else "counted",
         word_perplexity=_exp(nats / words) if words else None,
+        comparable=official if pg19 else None,
+        not_comparable=lacks,
         buckets=() if counts is None else by_frequency(nll, text[: len(nll)], counts),
     )
+
+
+def _lacks(corpus: "Corpus", split: Split, whole: bool) -> str | None:
+    """What a score of PG-19 lacks to be compared with others; nothing if all official books of the split were read."""
+    if not whole:
+        return "the beginning of the split only"
+    folder = PG19_FOLDERS[split]
+    expected = {f"{folder}/{book.id}.txt" for book in pg19_books().values() if book.split == folder}
+    found = {name for name in corpus.manifest.sources if name.startswith(f"{folder}/")}
+    if found == expected:
+        return None
+    others = f" and {len(found - expected):,} others" if found - expected else ""
+    return f"{len(found & expected):,} of {len(expected):,} books{others}, counted words"
 
 
 def by_frequency(nll: Nats, tokens: Tokens, counts: Tokens) -> tuple[Bucket, ...]:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from compressive.config import EmptyMemory, PerLayer, Precision
 from compressive.evaluation.dynamic import dynamic_score
 from compressive.evaluation.metrics import Metrics, Split, summarise
 from compressive.evaluation.score import lanes_for, score
+from compressive.parallel import World
 from compressive.trained import Setting, Trained
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def sweep(
     corpus: "Corpus",
     settings: list[Setting],
     reading: Reading,
-    device: torch.device | str = "cpu",
+    world: World | None = None,
     progress: Callable[[Setting, int, int], None] | None = None,
 ) -> Iterator[Result]:
     """Evaluate with one memory after the other; `progress` hears of each how many tokens are read, of how many."""
@@ -124,9 +123,12 @@ def sweep(
     tokens = corpus.split(reading.split)
     if len(tokens) == 0:
         raise ValueError(f"split={reading.split!r} of {corpus.name} holds no tokens; choose another split")
-    lanes = reading.lanes or lanes_for(min(len(tokens), reading.limit or len(tokens)))
+    world = world or World()
+    if reading.dynamic is not None and world.size > 1:
+        raise ValueError(f"dynamic evaluation trains one model as it reads: expected one process, not {world.size}")
+    lanes = max(reading.lanes or lanes_for(min(len(tokens), reading.limit or len(tokens))), world.size)
     for setting in settings:
-        model = trained.model(setting.config, device)
+        model = trained.model(setting.config, world.device)
 
         def tell(done: int, total: int, setting: Setting = setting) -> None:
             if progress is not None:
@@ -135,7 +137,7 @@ def sweep(
         how: dict[str, Any] = {"lanes": lanes, "precision": reading.precision, "limit": reading.limit, "progress": tell}
         began = time.monotonic()
         if reading.dynamic is None:
-            nll = score(model, tokens, **how)
+            nll = score(model, tokens, world=world, **how)
         else:
             nll = dynamic_score(model, tokens, learning_rate=reading.dynamic, clip=reading.clip, **how)
         seconds = time.monotonic() - began

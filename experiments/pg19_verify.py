@@ -1,0 +1,61 @@
+"""Build PG-19 from the raw texts at hand, compare it with the official texts, and see how well years are inferred.
+
+python experiments/pg19_verify.py SOURCE... --results experiments/results/pg19-verify.json
+"""
+
+import argparse
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from compressive.data.pg19.build import LATEST, build
+from compressive.data.pg19.catalogue import official
+from compressive.data.pg19.verify import verify
+
+
+def main() -> None:
+    """Build twice, with and without the official list, and write what came out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", nargs="+", type=Path, metavar="SOURCE")
+    parser.add_argument("--results", type=Path, required=True)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        listed = build(options.sources, Path(folder, "listed"), "official", workers=0)
+        report = verify(Path(folder, "listed"), official())
+        unlisted = build(options.sources, Path(folder, "unlisted"), None, workers=0)
+    print(listed, report, unlisted, sep="\n")
+
+    told = {entry.id: entry for entry in unlisted.entries if entry.year is not None}
+    off = [entry.year - official()[book_id].year for book_id, entry in told.items()]
+    names = " ".join(path.name for path in options.sources)
+    results = {
+        "what": "PG-19 built from raw Project Gutenberg texts: how many come out as the official texts, bit by bit, "
+        "and how far the years that are inferred without a list are from the official ones",
+        "command": f"python experiments/pg19_verify.py {names} --results experiments/results/pg19-verify.json",
+        "verify": {
+            "command": "compressive data pg19 verify OUT --json",
+            "built": report.built,
+            "matched": len(report.matched),
+            "share": round(len(report.matched) / report.built, 4),
+            "different, our size less the official": report.different,
+            "wrong split": len(report.wrong_split),
+            "unknown": len(report.unknown),
+            "missing": {split: len(ids) for split, ids in report.missing.items()},
+        },
+        "years without a list": {
+            "books": len(unlisted.entries),
+            "inferred": len(off),
+            **{f"within {years}": sum(abs(difference) <= years for difference in off) for years in (0, 1, 5, 10)},
+            f"inferred and {LATEST} or before, as all of them are": sum(
+                entry.year <= LATEST for entry in told.values()
+            ),
+            "by sign": dict(Counter(entry.year_from for entry in unlisted.entries).most_common()),
+            "dropped": dict(Counter(entry.reason for entry in unlisted.entries if entry.reason).most_common()),
+        },
+    }
+    options.results.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

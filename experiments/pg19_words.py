@@ -1,0 +1,98 @@
+"""Which way of counting words comes nearest to the numbers of words that the paper gives for PG-19.
+
+    compressive data pg19 build ...                                 # gives BUILT
+    python experiments/pg19_words.py BUILT --results experiments/results/pg19-words.json
+
+Some books of each split are at hand; of all of them the size in bytes is known. So for every rule, words per byte of
+the books at hand, times the bytes of the whole split, is what the rule comes to for the split, with the standard error
+of this ratio estimate for books drawn by lot without replacement.
+"""
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from compressive.data.pg19.catalogue import official
+from compressive.data.pg19.stats import books
+from compressive.data.pg19.words import OFFICIAL, count_words
+
+
+def runs(pattern: str) -> Callable[[str], int]:
+    """The rule that counts what a pattern finds."""
+    return lambda text: len(re.findall(pattern, text))
+
+
+LETTER = r"[^\W\d_]"
+RULES: dict[str, Callable[[str], int]] = {
+    "between ASCII white space (the choice)": lambda text: count_words(text.encode()),
+    "between any white space": lambda text: len(text.split()),
+    "between spaces only": lambda text: len(text.split(" ")),
+    "between white space, with a letter or digit": lambda text: sum(bool(re.search(r"\w", w)) for w in text.split()),
+    "between white space, with a letter": lambda text: sum(bool(re.search(LETTER, w)) for w in text.split()),
+    "between white space, ends stripped, letters only": lambda text: sum(
+        re.sub(r"^[\W_]+|[\W_]+$", "", word).isalpha() for word in text.split()
+    ),
+    "between white space or double hyphens": lambda text: len(text.replace("--", " ").split()),
+    "between white space, and line ends": lambda text: len(text.split()) + text.count("\n"),
+    "runs of letters": runs(f"{LETTER}+"),
+    "runs of letters, inner apostrophes": runs(f"{LETTER}+(?:['’]{LETTER}+)*"),
+    "runs of letters, inner apostrophes and hyphens": runs(f"{LETTER}+(?:['’-]{LETTER}+)*"),
+    "runs of letters and digits": runs(r"\w+"),
+    "runs of letters and digits, inner apostrophes": runs(r"\w+(?:['’]\w+)*"),
+    "runs of letters and digits, inner apostrophes and hyphens": runs(r"\w+(?:['’-]\w+)*"),
+    "runs of two or more letters and digits": runs(r"\b\w\w+\b"),
+    "runs of letters and digits, runs of punctuation": runs(r"\w+|[^\w\s]+"),
+    "runs of letters and digits, each punctuation mark": runs(r"\w+|[^\w\s]"),
+}
+
+
+def main() -> int:
+    """Count by every rule and write what they come to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("built", type=Path, help="folder with train/, validation/ and test/")
+    parser.add_argument("--results", type=Path, required=True)
+    options = parser.parse_args()
+
+    at_hand, found = {}, {name: {} for name in RULES}
+    for split, whole in OFFICIAL.items():
+        paths = books(options.built, split)
+        counts = np.array([[rule(path.read_text("utf-8")) for rule in RULES.values()] for path in paths], float)
+        sizes = np.array([official()[int(path.stem)].bytes for path in paths], float)
+        at_hand[split] = {"books": len(paths), "of": whole.books, "share_of_bytes": sizes.sum() / whole.bytes}
+        for name, words in zip(RULES, counts.T, strict=True):
+            estimate, error = (whole.bytes * value for value in ratio(words, sizes, whole.books))
+            found[name][split] = {
+                "estimate": round(estimate),
+                "standard_error": round(error),
+                "official": whole.words,
+                "ratio": round(estimate / whole.words, 4),
+                "ratio_standard_error": round(error / whole.words, 4),
+            }
+            print(f"{split:<10} {estimate / whole.words:.4f} ± {error / whole.words:.4f}  {name}")
+    result = {
+        "what": "words of each PG-19 split by several rules, estimated from the books at hand, and as published",
+        "command": "python experiments/pg19_words.py BUILT --results experiments/results/pg19-words.json",
+        "at_hand": at_hand,
+        "note": "standard errors are for books drawn by lot; these are those that could be had",
+        "rules": found,
+    }
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    options.results.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    return 0
+
+
+def ratio(words: np.ndarray, sizes: np.ndarray, population: int) -> tuple[float, float]:
+    """Words per byte of all books, estimated from some of them, and its standard error."""
+    value = words.sum() / sizes.sum()
+    spread = np.square(words - value * sizes).sum() / (len(words) - 1)
+    return value, math.sqrt((1 - len(words) / population) * spread / len(words)) / sizes.mean()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

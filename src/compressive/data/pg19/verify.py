@@ -1,0 +1,85 @@
+"""Built books against the official ones, by size and SHA-256."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compressive.data.download import sha256_of
+from compressive.data.pg19.catalogue import SPLITS, Book
+from compressive.data.progress import progress
+
+SHOWN = 10  # differing books that people are shown; the report has all
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a comparison; books are given by their id."""
+
+    built: int
+    """How many books there are."""
+    matched: Sequence[int]
+    """The same, bit by bit."""
+    different: Mapping[int, int]
+    """Not the same: our size less the official one."""
+    wrong_split: Mapping[int, str]
+    """In this split, and the official one is another."""
+    unknown: Sequence[int]
+    """Built, but not in the list."""
+    missing: Mapping[str, Sequence[int]]
+    """In the list, but not built, by split."""
+
+    @property
+    def good(self) -> bool:
+        """Whether every book that is there is as it should be, and where."""
+        return not (self.different or self.wrong_split or self.unknown)
+
+    def __str__(self) -> str:
+        """For people to read."""
+        lines = [f"{len(self.matched):,} of {self.built:,} built books match ({len(self.matched) / self.built:.1%})"]
+        if self.different:
+            shown = [f"{book_id} by {size:+,}" for book_id, size in list(self.different.items())[:SHOWN]]
+            more = ["..."] if len(self.different) > SHOWN else []
+            lines.append(f"  different {len(self.different):,}, our size less the official: {', '.join(shown + more)}")
+        for what, ids in (("in the wrong split", list(self.wrong_split)), ("not in the list", self.unknown)):
+            if ids:
+                lines.append(f"  {what} {len(ids):,}, the first is {ids[0]}")
+        if any(self.missing.values()):
+            counts = ", ".join(f"{len(ids):,} {split}" for split, ids in self.missing.items())
+            lines.append(f"  missing {counts}")
+        return "\n".join(lines)
+
+
+def verify(folder: Path, books: Mapping[int, Book]) -> Report:
+    """Compare every `SPLIT/ID.txt` in a folder with what the list says of it."""
+    built = _built(folder)
+    if not built:
+        raise FileNotFoundError(
+            f"{folder} has no books: expected train/ID.txt, validation/ or test/; make them with "
+            f"compressive data pg19 build --out {folder}"
+        )
+    matched, different, wrong_split, unknown = [], {}, {}, []
+    with progress("comparing", sum(path.stat().st_size for _, _, path in built)) as advance:
+        for book_id, split, path in built:
+            book, size = books.get(book_id), path.stat().st_size
+            advance(size)
+            if book is None:
+                unknown.append(book_id)
+                continue
+            if split != book.split:
+                wrong_split[book_id] = split
+            if size != book.bytes or sha256_of(path) != book.sha256:
+                different[book_id] = size - book.bytes
+            else:
+                matched.append(book_id)
+    there = {book_id for book_id, _, _ in built}
+    missing = {
+        split: sorted(book.id for book in books.values() if book.split == split and book.id not in there)
+        for split in SPLITS
+    }
+    return Report(len(built), matched, different, wrong_split, unknown, missing)
+
+
+def _built(folder: Path) -> list[tuple[int, str, Path]]:
+    """Every book in the folder, by id, with its split."""
+    paths = [(split, path) for split in SPLITS for path in (folder / split).glob("*.txt")]
+    return sorted((int(path.stem), split, path) for split, path in paths if path.stem.isdecimal())

@@ -1,0 +1,113 @@
+"""Work shared out among processes: in order, few at a time, and never left alone."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from compressive.data.workers import AHEAD, cores, in_order
+
+# What processes do must be found in a module that they can import.
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from compressive.data.workers import in_order
+
+def work(job):
+    Path(sys.argv[1], str(os.getpid())).touch()
+    time.sleep(0.05)
+    return job
+
+if __name__ == "__main__":
+    for done in in_order(work, iter(int, 1), 2):
+        pass
+"""
+
+
+def negative(job):
+    time.sleep(0.02 * (job % 3 == 0))  # so that later jobs are done earlier
+    if job == 7:
+        raise ValueError("job 7 cannot be done")
+    return -job
+
+
+def die(job):
+    os._exit(3)
+
+
+def note_begin():
+    os.environ["BEGUN"] = "yes"
+
+
+def has_begun(job):
+    return os.environ.get("BEGUN")
+
+
+def test_results_come_in_order_and_few_jobs_are_taken_ahead():
+    taken = []
+
+    def jobs():
+        for job in (*range(7), *range(8, 40)):
+            taken.append(job)
+            yield job
+
+    results = in_order(negative, jobs(), 2)
+    assert next(results) == 0
+    assert len(taken) == 2 * AHEAD
+    assert [0, *results] == [-job for job in taken]
+    assert len(taken) == 39
+
+
+def test_each_process_begins_as_it_should():
+    assert list(in_order(has_begun, range(4), 2, note_begin)) == ["yes"] * 4
+    assert "BEGUN" not in os.environ
+
+
+def test_an_error_comes_where_its_result_would():
+    results = in_order(negative, range(40), 2)
+    assert [next(results) for _ in range(7)] == [-job for job in range(7)]
+    with pytest.raises(ValueError, match="job 7 cannot be done"):
+        next(results)
+
+
+def test_a_process_that_dies_is_spoken_of():
+    with pytest.raises(ChildProcessError, match=r"one of 2 processes came to a sudden end.*--workers 1"):
+        list(in_order(die, range(4), 2))
+
+
+def test_nothing_is_left_when_the_results_are_wanted_no_more():
+    results = in_order(negative, iter(int, 1), 2)
+    next(results)
+    results.close()
+    children = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True)
+    assert "spawn_main" not in children.stdout
+
+
+def alive(process):
+    """Whether it runs; one that has ended but was not asked about yet does not."""
+    try:
+        with open(f"/proc/{process}/stat") as file:  # noqa: PTH123
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_processes_end_with_the_one_that_is_killed(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "seen").mkdir()
+    with subprocess.Popen([sys.executable, tmp_path / "script.py", tmp_path / "seen"]) as parent:
+        deadline = time.monotonic() + 60
+        while len(workers := [path.name for path in (tmp_path / "seen").iterdir()]) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        parent.kill()
+    while any(alive(worker) for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_there_is_a_core():
+    assert 1 <= cores() <= os.cpu_count()
