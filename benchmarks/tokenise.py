@@ -19,6 +19,7 @@ from pathlib import Path
 
 from compressive.data.corpus import SPLITS
 from compressive.data.pg19.words import OFFICIAL
+from compressive.data.prepare import LEARNT
 from compressive.data.sources import read_pg19
 from compressive.data.tokenizer import BPETokenizer, Tokenizer, load_tokenizer
 
@@ -36,7 +37,7 @@ def main() -> None:
     all_of_it = sum(split.bytes for split in OFFICIAL.values())
     tokenizer: Tokenizer
     if options.vocabulary is None:
-        with measured("learning a vocabulary", text.sizes["train"], all_of_it):
+        with measured("learning a vocabulary", text.sizes["train"], LEARNT):
             tokenizer = BPETokenizer.train(text.splits()["train"], options.vocab_size)
     else:
         tokenizer = load_tokenizer(options.vocabulary)
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 @contextmanager
-def measured(doing: str, size: int, all_of_it: int) -> Iterator[None]:
+def measured(doing: str, size: int, pg19: int) -> Iterator[None]:
     """Print how long something takes, and the most memory that this process and its children have meanwhile."""
     over, peak = threading.Event(), 0
 
@@ -72,7 +73,7 @@ def measured(doing: str, size: int, all_of_it: int) -> Iterator[None]:
     print(
         f"{doing}: {size / 1e6:.1f} MB in {seconds:.1f} s, {size / seconds / 1e6:.2f} MB/s, "
         f"{size / busy / 1e6:.2f} MB per CPU second, {peak / 1e6:,.0f} MB of memory; "
-        f"PG-19's {all_of_it / 1e9:.1f} GB at this speed: {all_of_it / size * seconds / 3600:.2f} h"
+        f"for PG-19, {pg19 / 1e9:.1f} GB at this speed: {pg19 / size * seconds / 3600:.2f} h"
     )
 
 

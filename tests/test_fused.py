@@ -1,0 +1,93 @@
+"""The fused kernels against the readable attention, in Triton's interpreter: any shape, both schemes, all masks."""
+
+import pytest
+import torch
+
+from compressive.model.attention import Biases, Positions, Projected, relative_attention
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """The kernels; interpreted where there is no GPU, see conftest.py."""
+    from compressive.model import fused
+
+    monkeypatch.setattr(fused, "BLOCK", 16)  # more tiles in less time
+    return fused
+
+
+SHAPES = {
+    "blocks": (2, 2, 32, 16, 32, 16),
+    "odd": (2, 3, 21, 13, 18, 16),
+    "no compressed": (1, 2, 33, 0, 19, 16),
+    "no memory": (2, 1, 17, 0, 0, 32),
+    "no recent": (1, 2, 16, 35, 0, 16),
+    "tiny": (2, 1, 3, 2, 1, 16),
+}
+
+
+@pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
+@pytest.mark.parametrize("segmented", [False, True], ids=["whole", "documents"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_kernels_agree_with_the_readable_attention(fused, name, segmented, separate):
+    B, H, T, C, M, K = SHAPES[name]
+    N, draw = C + M + T, torch.Generator().manual_seed(len(name))
+
+    def leaf(*shape):
+        return torch.randn(*shape, generator=draw, dtype=torch.float64).requires_grad_()
+
+    query, keys, values = leaf(B, T, H, K), leaf(B, N, 2, H, K), None
+    u, v_near, r_near = leaf(H, K), leaf(H, K), leaf(N + T, H, K)
+    v_far, r_far = (leaf(H, K), leaf(N + T, H, K)) if separate else (v_near, r_near)
+    leaves = [query, keys, u, v_near, r_near] + [v_far, r_far] * separate
+    valid = torch.rand(B, C + M, generator=draw) > 0.3
+    ids = (torch.rand(B, T, generator=draw) < 0.15).cumsum(dim=1) if segmented else None
+    key, values = keys.unbind(dim=2)  # halves of one tensor, as the model has them
+
+    def heads(x):
+        return x.transpose(-3, -2)
+
+    want, usage = relative_attention(
+        Projected(heads(query), heads(key), heads(values)), Biases(u, v_near, v_far),
+        Positions(heads(r_near), heads(r_far)), valid, ids, C, with_usage=True,
+    )  # fmt: skip
+    gradient = torch.randn(want.shape, generator=draw, dtype=torch.float64)
+    expected = torch.autograd.grad(want, leaves, gradient)
+
+    inputs = [x.float() for x in (query + u, query + v_far, query + v_near, key, values, r_far, r_near)]
+    rest = (valid, ids, C, separate)
+    got, lse = fused.attend(*inputs, *rest)
+    torch.testing.assert_close(heads(got).double(), want, rtol=1e-5, atol=1e-5)
+    received = fused.attention_received(*inputs, *rest, lse)
+    torch.testing.assert_close(received.double(), usage, rtol=1e-5, atol=1e-6)
+    found = torch.autograd.grad(got, leaves, heads(gradient).float())
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+
+
+def test_large_scores_in_half_precision(fused):
+    """Scores of some hundreds, as trained models have them: products of halves, everything after in float32.
+
+    In float16, as the interpreter multiplies bfloat16 wrongly.
+    """
+    B, H, T, C, M, K = 1, 1, 16, 16, 16, 16
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(B, n, H, K, generator=draw).half() for n in (T, C + M + T, C + M + T))
+    q, r, none = q * 40, torch.randn(C + M + 2 * T, H, K, generator=draw).half(), torch.zeros(H, K).half()
+    valid = torch.ones(B, C + M, dtype=torch.bool)
+    got, _ = fused.attend(q, q, q, k, v, r, r, valid, None, C, False)
+    exact = [x.double().transpose(-3, -2) for x in (q, k, v)]
+    table = r.double().transpose(-3, -2)
+    biases = Biases(*[none.double()] * 3)
+    want, _ = relative_attention(Projected(*exact), biases, Positions(table, table), valid, None, C)
+    torch.testing.assert_close(got.double().transpose(-3, -2), want, rtol=2e-2, atol=2e-2)
+
+
+def test_shapes_are_known_without_running(fused):
+    with torch.device("meta"):
+        q, k, r = torch.empty(2, 8, 3, 16), torch.empty(2, 20, 3, 16), torch.empty(28, 3, 16)
+        valid = torch.ones(2, 12, dtype=torch.bool)
+        out, lse = fused.attend(q, q, q, k, k, r, r, valid, None, 4, False)
+        received = fused.attention_received(q, q, q, k, k, r, r, valid, None, 4, False, lse)
+    assert (out.shape, lse.shape, received.shape) == ((2, 8, 3, 16), (2, 3, 8), (2, 20))
