@@ -35,7 +35,7 @@ def train(world: World, folder: str, config: dict, dtype: str = "float64", fault
     torch.set_default_dtype(getattr(torch, dtype))
     if fault == "nan on one":
         loop.CompressiveLM = FaultyOnOne
-    if fault == "signal to one" and world.rank == 1:
+    if fault == "signal to all" or (fault == "signal to one" and world.rank == 1):
         real = loop.is_update
 
         def interrupted(step, options):

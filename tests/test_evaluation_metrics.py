@@ -23,6 +23,8 @@ def test_bytes(tmp_path):
     assert metrics.bits_per_token == metrics.bits_per_character == pytest.approx(2)
     assert metrics.perplexity == pytest.approx(4)
     assert metrics.counted_words == 6
+    assert (metrics.words, metrics.words_are) == (6, "counted")
+    assert (metrics.comparable, metrics.not_comparable) == (None, None)  # of PG-19 alone it can be said
     assert metrics.word_perplexity == pytest.approx(4 ** (19 / 6))
     assert metrics.bits_per_byte is None  # it would say the same again
     assert metrics.buckets == ()

@@ -158,9 +158,10 @@ def test_nan_in_one_process_is_skipped_by_all(data_dir, tmp_path):
     assert counts == {7.0}  # eight steps, one of them skipped
 
 
-def test_a_signal_to_one_process_stops_all_at_one_checkpoint(data_dir, alone, tmp_path):
+@pytest.mark.parametrize("to", ["one", "all"])
+def test_a_signal_stops_all_processes_at_one_checkpoint(to, data_dir, alone, tmp_path):
     config = config_of(data_dir, checkpoint_every=100)
-    run(2, [job(tmp_path / "run", config, fault="signal to one")], tmp_path)
+    run(2, [job(tmp_path / "run", config, fault=f"signal to {to}")], tmp_path)
     assert [(tmp_path / "run" / f"code-{rank}").read_text() for rank in (0, 1)] == [str(loop.INTERRUPTED)] * 2
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-00000009"]
     run(2, [job(tmp_path / "run", config)], tmp_path)

@@ -234,8 +234,8 @@ def test_an_incomplete_split_is_divided_by_its_own_words_and_marked(tmp_path):
     test = [book.id for book in official().values() if book.split == "test"]
     for numbers, why in (
         (test[:38], "38 of 100 books, counted words"),
-        ([*test[:99], 1], "99 of 100 books and 1 others, counted words"),
-        ([*test, 1], "100 of 100 books and 1 others, counted words"),
+        ([*test[:99], 1], "99 of 100 books, 1 besides, counted words"),
+        ([*test, 1], "100 of 100 books, 1 besides, counted words"),
     ):
         corpus = with_books(tmp_path / "mine", [f"test/{number}.txt" for number in numbers])
         found = summarise(np.ones(20), corpus, "test")
@@ -244,7 +244,8 @@ def test_an_incomplete_split_is_divided_by_its_own_words_and_marked(tmp_path):
         assert found.word_perplexity == pytest.approx(math.exp(20 / 6))
 
 
-def test_from_books_to_a_continued_book_with_real_commands(built, tmp_path):
+def test_from_books_to_a_continued_book_with_real_commands(built, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     data, out = tmp_path / "data", tmp_path / "run"
     small = "--model.vocab-size 320 --model.n-layers 2 --model.d-model 16 --model.d-ff 32 --model.window 16 "
     small += "--model.memory-size 16 --model.compressed-size 8 --train.batch 2 --train.steps 12 --train.eval-every 6 "
@@ -265,12 +266,14 @@ def test_from_books_to_a_continued_book_with_real_commands(built, tmp_path):
     words = corpus.words("test")
     assert (found["tokens"], found["words"], found["words_are"]) == (len(corpus.split("test")), words, "counted")
     assert found["comparable"] is False
-    assert found["not_comparable"] == "1 of 100 books and 1 others, counted words"  # 860 is one, 77 is not
+    assert found["not_comparable"] == "1 of 100 books, 1 besides, counted words"  # 860 is one, 77 is not
     assert found["word_perplexity"] == pytest.approx(math.exp(found["nats"] / words))
     shown = command("evaluate", out, "--split", "test", "--device", "cpu").stdout
     assert "word perplexity" in shown.splitlines()[1]
     assert f"over {words:,} counted words" in shown
     assert "not comparable" in shown
+    assert main(["evaluate", str(out), "--memory-size", "8,16", "--limit", "100", "--device", "cpu"]) == 0
+    assert "not comparable: the beginning of the split only" in capsys.readouterr().out
 
     opening = built / "test" / "860.txt"
     drawn = command("generate", out, "--prompt-file", opening, "--prompt-length", "40", "--length", "30")

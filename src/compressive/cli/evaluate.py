@@ -146,6 +146,8 @@ def _evaluate(options: Evaluate, world: "World") -> int:
     notes = [f"written to {written}" for written in (path, drawn) if written is not None]
     if len(results) > 1 and options.split == "test":
         notes.append("sizes chosen on the test split are fitted to it: choose them with --split valid")
+    if len(results) > 1 and results[0].metrics.not_comparable is not None:
+        notes.append(f"not comparable: {results[0].metrics.not_comparable}")
     for note in notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     return 0
@@ -198,9 +200,7 @@ def _sweep_table(about: dict[str, Any], results: list["Result"]) -> "Table":
     part = "" if first.whole_split else "the first "
     table = Table(
         title=f"{about['corpus']} {about['split']}, {part}{first.tokens:,} tokens; {about['checkpoint']} checkpoint, "
-        f"step {about['step']:,}"
-        + ("; dynamic" if about["dynamic_learning_rate"] is not None else "")
-        + (f"; not comparable: {first.not_comparable}" if first.not_comparable is not None else ""),
+        f"step {about['step']:,}" + ("; dynamic" if about["dynamic_learning_rate"] is not None else ""),
     )
     for name in ("memory", "compressed", "empty", first.headline.replace("_", " "), "tokens/s"):
         table.add_column(name, justify="left" if name == "empty" else "right")

@@ -150,8 +150,8 @@ PG19_FOLDERS = {"train": "train", "valid": "validation", "test": "test"}
 def read_pg19(folder: Path) -> Text:
     """The books of PG-19, as `compressive data pg19 build` writes them: ID.txt in train/, validation/ and test/.
 
-    They follow each other by number. A book that does not end its last line, as hardly any does, gets a line feed:
-    the only one in PG-19 without a carriage return before it, so a model can tell where a book ends.
+    They follow each other by number. A book that does not end its last line, as hardly any does, gets a line feed;
+    hardly any other stands without a carriage return before it, so a model can learn where a book ends.
     """
     from compressive.data.pg19.catalogue import official  # it needs this module
 

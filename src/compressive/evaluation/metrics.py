@@ -103,8 +103,8 @@ def _lacks(corpus: "Corpus", split: Split, whole: bool) -> str | None:
     found = {name for name in corpus.manifest.sources if name.startswith(f"{folder}/")}
     if found == expected:
         return None
-    others = f" and {len(found - expected):,} others" if found - expected else ""
-    return f"{len(found & expected):,} of {len(expected):,} books{others}, counted words"
+    besides = f", {len(found - expected):,} besides" if found - expected else ""
+    return f"{len(found & expected):,} of {len(expected):,} books{besides}, counted words"
 
 
 def by_frequency(nll: Nats, tokens: Tokens, counts: Tokens) -> tuple[Bucket, ...]:
