@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import build, tiny_config
 
 from compressive.model.attention import Biases, Positions, Projected, relative_attention
 
@@ -91,3 +92,32 @@ def test_shapes_are_known_without_running(fused):
         out, lse = fused.attend(q, q, q, k, k, r, r, valid, None, 4, False)
         received = fused.attention_received(q, q, q, k, k, r, r, valid, None, 4, False, lse)
     assert (out.shape, lse.shape, received.shape) == ((2, 8, 3, 16), (2, 3, 8), (2, 20))
+
+
+@pytest.mark.parametrize("model", [
+    {}, {"compression": "most_used", "compression_loss": "none"}, {"compressed_positions": "separate", "norm": "pre"},
+])  # fmt: skip
+def test_a_model_is_the_same_with_either(fused, model):
+    """Losses, gradients and memories over some windows, a document starting in the middle of one."""
+    config = tiny_config(d_model=32, n_heads=2, window=12, memory_size=12, compressed_size=6, **model)
+    readable, other = build(config).float(), build(config).float()
+    assert readable.trunk.use_attention("auto") == "readable"
+    assert other.trunk.use_attention("fused") == "fused"
+    tokens = torch.randint(config.vocab_size, (2, 5 * 12 + 1), generator=torch.Generator().manual_seed(0))
+    starts = torch.zeros(2, 12, dtype=torch.bool)
+    starts[1, 5] = True
+    found = []
+    for model_ in (readable, other):
+        memory, total = model_.initial_memory(2), 0.0
+        for i in range(0, 60, 12):
+            out = model_(tokens[:, i : i + 12], memory, tokens[:, i + 1 : i + 13], starts if i == 36 else None)
+            memory, total = out.memory.detach(), total + out.nll.mean() + out.compression_loss
+        total.backward()
+        found.append((total, memory.state_dict(), {n: p.grad for n, p in model_.named_parameters()}))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_what_it_cannot_do_is_refused(fused):
+    for values in ({"d_model": 24, "n_heads": 2}, {"d_model": 32, "n_heads": 2, "attention_dropout": 0.1}):
+        with pytest.raises(ValueError, match=r"attention='fused': heads are 1[26] wide.*or readable"):
+            build(tiny_config(**values)).trunk.use_attention("fused")

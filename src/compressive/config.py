@@ -21,6 +21,7 @@ EmptyMemory = Literal["zeros", "masked"]
 Norm = Literal["post", "pre"]
 Precision = Literal["fp32", "bf16"]
 Parallel = Literal["ddp", "fsdp"]
+Attention = Literal["auto", "readable", "fused"]
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,8 @@ class TrainConfig:
     """Step from which `update_every` holds; before it every step is an update."""
     precision: Precision = "fp32"
     """Arithmetic of the matrix products: fp32, or bf16 by autocast with weights and memory in fp32."""
+    attention: Attention = "auto"
+    """What computes attention: readable, plain torch; fused, Triton kernels; auto, for now always readable."""
     compile: bool = False
     """Compile the model; takes a minute or so at the start."""
     parallel: Parallel = "ddp"

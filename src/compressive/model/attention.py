@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compressive.config import ModelConfig
+from compressive.config import Attention, ModelConfig
 
 
 class Projected(NamedTuple):
@@ -48,6 +48,7 @@ class RelativeAttention(nn.Module):
         D, H, K = config.d_model, config.n_heads, config.d_head
         self.n_heads = H
         self.dropout = config.attention_dropout
+        self.backend = "readable"
         self.query = nn.Linear(D, D, bias=False)
         self.key_value = nn.Linear(D, 2 * D, bias=False)
         self.output = nn.Linear(D, D, bias=False)
@@ -93,17 +94,35 @@ class RelativeAttention(nn.Module):
 
         `code` is the sinusoid code of the distances N-1 down to -T, as `sinusoids` gives it.
         """
-        attended, usage = relative_attention(
-            projected,
-            self.biases(),
-            self.positions(code),
-            memory_valid,
-            segment_ids,
-            n_compressed,
-            dropout=self.dropout if self.training else 0.0,
-            with_usage=with_usage,
-        )
+        biases, positions = self.biases(), self.positions(code)
+        if self.backend == "fused":
+            from compressive.model.fused import fused_attention
+
+            attended, usage = fused_attention(
+                projected, biases, positions, memory_valid, segment_ids, n_compressed, with_usage
+            )
+        else:
+            dropout = self.dropout if self.training else 0.0
+            attended, usage = relative_attention(
+                projected, biases, positions, memory_valid, segment_ids, n_compressed, dropout, with_usage
+            )
         return self.output(self.merge(attended)), usage
+
+    def use(self, backend: Attention) -> str:
+        """Choose what computes attention, and return its name; what cannot work here is refused."""
+        if backend == "fused":
+            try:
+                from compressive.model.fused import HEAD_WIDTHS
+            except ImportError as error:
+                raise ValueError(f"attention='fused': triton is not installed ({error}); use readable") from None
+            width = self.content_bias.shape[1]
+            if width not in HEAD_WIDTHS or self.dropout:
+                raise ValueError(
+                    f"attention='fused': heads are {width} wide, attention_dropout is {self.dropout}; expected a width "
+                    f"of {', '.join(map(str, HEAD_WIDTHS))} and no attention dropout, or readable"
+                )
+        self.backend = "readable" if backend == "auto" else backend  # until the kernels have been measured on a GPU
+        return self.backend
 
     def merge(self, attended: Tensor) -> Tensor:
         """(B, H, T, K) to (B, T, D)."""

@@ -19,7 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from compressive.model.attention import Biases, Positions, Projected
+
 BLOCK = 64
+LAUNCH = {"forward": (8, 2), "slots": (8, 2), "queries": (8, 2)}
+"""Warps, and stages of loads in flight, of each kernel."""
+HEAD_WIDTHS = (16, 32, 64, 128)
+"""What the kernels take: powers of two, as tiles are."""
 
 
 @triton.jit
@@ -247,6 +253,27 @@ def _backward_queries(
     _store(d_content + at_queries, queries, T, H * BLOCK_K, dqc, BLOCK_K)
 
 
+def fused_attention(
+    projected: Projected,
+    biases: Biases,
+    positions: Positions,
+    memory_valid: Tensor,
+    segment_ids: Tensor | None,
+    n_compressed: int,
+    with_usage: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend as `relative_attention` does, without dropout."""
+    query, key, value = (x.transpose(1, 2) for x in projected)  # (B, T, H, K), as the projections lie in memory
+    far, near = (x.transpose(0, 1) for x in (positions.far, positions.near))
+    queries = [(query + bias).to(key.dtype) for bias in (biases.content, biases.far, biases.near)]
+    separate = positions.far is not positions.near
+    inputs = (*queries, key, value, far.to(key.dtype), near.to(key.dtype))
+    settings = (memory_valid, segment_ids, n_compressed, separate)
+    out, lse = attend(*inputs, *settings)
+    usage = attention_received(*(x.detach() for x in inputs), *settings, lse) if with_usage else None
+    return out.transpose(1, 2), usage
+
+
 class _Tiles:
     """What the kernels are called with."""
 
@@ -262,9 +289,11 @@ class _Tiles:
         ids = valid if segments is None else segments.to(torch.int32).contiguous()
         self.inputs = (*queries, key, value, *tables, valid.contiguous(), ids)
         self.sizes = (H, T, N, n_compressed, key.stride(0), key.stride(1), 1 / math.sqrt(K))
-        self.constants: dict[str, Any] = {
-            "SEPARATE": separate, "HAS_SEGMENTS": segments is not None, "BLOCK": BLOCK, "BLOCK_K": K, "num_warps": 8,
-        }  # fmt: skip
+        constants = {"SEPARATE": separate, "HAS_SEGMENTS": segments is not None, "BLOCK": BLOCK, "BLOCK_K": K}
+        self.options: dict[str, dict[str, Any]] = {
+            kernel: {**constants, "num_warps": warps, "num_stages": stages}
+            for kernel, (warps, stages) in LAUNCH.items()
+        }
         slots = triton.cdiv(n_compressed, BLOCK) + triton.cdiv(N - n_compressed, BLOCK)
         self.over_queries = (triton.cdiv(T, BLOCK), B * H)
         self.over_slots = (slots if separate else triton.cdiv(N, BLOCK), B * H)
@@ -284,7 +313,7 @@ def attend(
     tiles = _Tiles((q_content, q_far, q_near), key, value, (r_far, r_near), valid, segments, n_compressed, separate)
     out = torch.empty_like(tiles.inputs[0])
     lse = out.new_empty(B, H, T, dtype=torch.float32)
-    _forward[tiles.over_queries](*tiles.inputs, out, lse, *tiles.sizes, **tiles.constants)
+    _forward[tiles.over_queries](*tiles.inputs, out, lse, *tiles.sizes, **tiles.options["forward"])
     return out, lse
 
 
@@ -300,10 +329,10 @@ def _attend_backward(
     d_key, d_value = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
     d_tables = [torch.zeros_like(x, dtype=torch.float32) for x in tiles.inputs[5:7]]
     _backward_slots[tiles.over_slots](
-        *tiles.inputs, lse, delta, d_out, d_key, d_value, lse, *tiles.sizes, USAGE=False, **tiles.constants
+        *tiles.inputs, lse, delta, d_out, d_key, d_value, lse, *tiles.sizes, USAGE=False, **tiles.options["slots"]
     )
     _backward_queries[tiles.over_queries](
-        *tiles.inputs, lse, delta, d_out, *d_queries, *d_tables, *tiles.sizes, **tiles.constants
+        *tiles.inputs, lse, delta, d_out, *d_queries, *d_tables, *tiles.sizes, **tiles.options["queries"]
     )
     return [*d_queries, d_key, d_value, *(table.to(r_near.dtype) for table in d_tables)]
 
@@ -318,7 +347,7 @@ def attention_received(
     tiles = _Tiles((q_content, q_far, q_near), key, value, (r_far, r_near), valid, segments, n_compressed, separate)
     received = lse.new_empty(B, H, key.shape[1])
     _backward_slots[tiles.over_slots](
-        *tiles.inputs, lse, lse, lse, lse, lse, received, *tiles.sizes, USAGE=True, **tiles.constants
+        *tiles.inputs, lse, lse, lse, lse, lse, received, *tiles.sizes, USAGE=True, **tiles.options["slots"]
     )
     return received.mean(dim=1) / T
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compressive.config import ModelConfig
+from compressive.config import Attention, ModelConfig
 from compressive.model.attention import Positions, Projected, RelativeAttention, sinusoids, step_attention
 from compressive.model.compression import COMPRESSORS
 from compressive.model.decoding import DecodingState, LayerCache
@@ -222,6 +222,10 @@ class CompressiveTransformer(nn.Module):
                 nn.init.normal_(module.weight, std=math.sqrt(gain / module.in_features))
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+
+    def use_attention(self, backend: Attention) -> str:
+        """Choose what computes attention in every layer, and return its name."""
+        return [layer.attention.use(backend) for layer in self.layers][-1]
 
     def initial_memory(self, batch_size: int) -> Memory:
         """Lines 1 and 2: empty memories, on the model's device and in its type."""

@@ -66,6 +66,7 @@ def train(run: Run, world: World | None = None) -> int:
 
     torch.manual_seed(options.seed)
     model = CompressiveLM(config.model).to(device).train()
+    backend = model.trunk.use_attention(options.attention)
     forward = world.wrap(model, options)
     torch.manual_seed(options.seed + world.rank)  # from here on it is dropout that draws
     named = dict(model.named_parameters())
@@ -103,7 +104,8 @@ def train(run: Run, world: World | None = None) -> int:
     ):
         where = f"from step {step}" if step else f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
         together = f" × {world.size} ({options.parallel})" if world.size > 1 else ""
-        recorder.say(f"training {run.folder} on {corpus.name}, {device}{together}, {options.precision}, {where}")
+        how = f"{device}{together}, {options.precision}, {backend} attention"
+        recorder.say(f"training {run.folder} on {corpus.name}, {how}, {where}")
         while step < options.steps and not stopping:
             # One step: some windows of every lane, memory carried, gradients through all of them.
             before, task, compression = memory, torch.zeros((), device=device), torch.zeros((), device=device)

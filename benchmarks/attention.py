@@ -1,0 +1,163 @@
+"""Attention alone: the fused kernels against plain torch and against flash attention without positions.
+
+    python benchmarks/attention.py --size base --tune --json attention.json
+    TRITON_INTERPRET=1 python benchmarks/attention.py --size tiny     # that it runs, not how fast
+
+Times of forward, and of forward and backward, of one layer, median over repeats; errors against plain torch in
+float32; with --tune, every block size, warps and stages for each kernel. Two numbers bound it: products, at the
+device's peak, and bytes of queries, keys, values and their gradients, at its bandwidth.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from compressive.model import fused
+from compressive.model.attention import Biases, Positions, Projected, relative_attention
+
+SIZES = {  # lanes, heads, window, compressed, recent, width of a head
+    "tiny": (2, 2, 32, 16, 32, 16),
+    "base": (16, 8, 512, 512, 512, 64),
+    "paper": (8, 8, 768, 1152, 768, 128),
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="base")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    case = Case(*SIZES[options.size], device=device, dtype=dtype)
+    found: dict[str, object] = {
+        "size": options.size, "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "torch": torch.__version__, "gigaflops of one product of all queries and slots": case.flops / 1e9,
+    }  # fmt: skip
+    ways: dict[str, Callable[[], Tensor]] = {"fused": case.fused, "readable": case.readable, "flash": case.flash}
+    if device == "cuda":
+        ways["readable, compiled"] = torch.compile(case.readable)
+    for name, way in ways.items():
+        found[name] = timed(way, case.leaves, options.repeats, device)
+        print(name, found[name], flush=True)
+    found["errors of fused"] = case.errors()
+    print("errors", found["errors of fused"], flush=True)
+    if options.tune:
+        found["tuning"] = tune(case, options.repeats, device)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+class Case:
+    """Random queries, keys, values and tables of one layer."""
+
+    def __init__(self, B: int, H: int, T: int, C: int, M: int, K: int, device: str, dtype: torch.dtype) -> None:
+        N = C + M + T
+        self.C, self.flops = C, 2 * B * H * T * N * K
+        torch.manual_seed(0)
+        shapes = {"query": (B, T, H, K), "keys": (B, N, 2, H, K), "table": (N + T, H, K), "u": (H, K), "v": (H, K)}
+        self.tensors = {
+            name: torch.randn(shape, device=device, dtype=torch.float32 if len(shape) == 2 else dtype).requires_grad_()
+            for name, shape in shapes.items()
+        }
+        self.leaves = list(self.tensors.values())
+        self.valid = torch.ones(B, C + M, dtype=torch.bool, device=device)
+
+    def inputs(self, dtype: torch.dtype | None = None) -> tuple[Projected, Biases, Positions]:
+        """What both backends take."""
+        query, keys, table, u, v = (x if dtype is None else x.to(dtype) for x in self.leaves)
+        key, value = keys.unbind(2)
+        positions = table.transpose(0, 1)
+        return (
+            Projected(*(x.transpose(1, 2) for x in (query, key, value))),
+            Biases(u, v, v),
+            Positions(positions, positions),
+        )
+
+    def fused(self) -> Tensor:
+        """The kernels."""
+        return fused.fused_attention(*self.inputs(), self.valid, None, self.C)[0]
+
+    def readable(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Plain torch, under autocast as in training."""
+        device = self.valid.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=dtype is None and device == "cuda"):
+            return relative_attention(*self.inputs(dtype), self.valid, None, self.C)[0]
+
+    def flash(self) -> Tensor:
+        """Attention without positions or masks: what a fused kernel takes at least."""
+        query, key, value = self.inputs()[0]
+        return F.scaled_dot_product_attention(query, key, value)
+
+    def errors(self) -> dict[str, float]:
+        """Largest difference from float32, as a share of the largest value, of the output and of each gradient."""
+        gradient = torch.randn_like(self.flash())
+        exact = self.readable(torch.float32)
+        want = [exact, *torch.autograd.grad(exact, self.leaves, gradient.float())]
+        got = self.fused()
+        have = [got, *torch.autograd.grad(got, self.leaves, gradient)]
+        pairs = zip(("out", *self.tensors), have, want, strict=True)
+        return {name: ((a.float() - b.float()).abs().max() / b.float().abs().max()).item() for name, a, b in pairs}
+
+
+def timed(way: Callable[[], Tensor], leaves: list[Tensor], repeats: int, device: str) -> dict[str, float] | str:
+    """Milliseconds of the forward pass, and of both."""
+    try:
+        gradient = torch.randn_like(way())
+    except Exception as error:  # a row that fails is a row
+        return f"{type(error).__name__}: {str(error)[:200]}"
+
+    def both() -> None:
+        torch.autograd.grad(way(), leaves, gradient, allow_unused=True)
+
+    result = {}
+    for name, act in (("forward ms", way), ("both ms", both)):
+        for _ in range(3):
+            act()
+        times = []
+        for _ in range(repeats):
+            wait(device)
+            began = time.perf_counter()
+            act()
+            wait(device)
+            times.append(1000 * (time.perf_counter() - began))
+        result[name] = statistics.median(times)
+    return result
+
+
+def tune(case: Case, repeats: int, device: str) -> list[dict[str, object]]:
+    """Each kernel's warps and stages in turn, for every block size, the others as they are."""
+    rows: list[dict[str, object]] = []
+    before, block = dict(fused.LAUNCH), fused.BLOCK
+    for size, kernel, warps, stages in itertools.product((32, 64, 128), fused.LAUNCH, (4, 8), (1, 2, 3)):
+        fused.BLOCK, fused.LAUNCH[kernel] = size, (warps, stages)
+        with contextlib.suppress(Exception):  # too much shared memory, say
+            row = {"block": size, "kernel": kernel, "warps": warps, "stages": stages}
+            row |= {"times": timed(case.fused, case.leaves, repeats, device)}
+            rows.append(row)
+            print(row, flush=True)
+        fused.LAUNCH.update(before)
+    fused.BLOCK = block
+    return rows
+
+
+def wait(device: str) -> None:
+    """Let the device finish."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
