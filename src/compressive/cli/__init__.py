@@ -21,6 +21,7 @@ COMMANDS = {
     "data pg19 verify": ("pg19.verify", "compare built books with the official ones, bit by bit"),
     "data pg19 stats": ("pg19.stats", "the paper's tables of PG-19, from the built books"),
     "data pg19 topics": ("pg19.topics", "topics of the built books"),
+    "bench": ("bench", "see how fast a model trains and generates on this machine"),
     "export": ("export", "write a run's model as one folder, to hand on"),
     "config": ("config", "list presets, or show one in full"),
 }

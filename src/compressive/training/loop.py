@@ -271,7 +271,7 @@ class Tally:
             "compressor_gradient_norm": _number(compressor_norm),
             "tokens_per_second": speed,
             "utilisation": None if self.peak is None else speed * self.flops / self.peak,
-            "peak_gib": _peak_gib(self.device),
+            "peak_gib": peak_gib(self.device),
         }
 
 
@@ -288,7 +288,8 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _peak_gib(device: torch.device) -> float:
+def peak_gib(device: torch.device) -> float:
+    """The most memory that was taken: of the device or, on a CPU, of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     import resource

@@ -1,0 +1,275 @@
+"""How fast a model trains and generates on this machine, and where the time goes; what `compressive bench` prints.
+
+    row = measure(ours(config, device), config, device, steps=20)
+
+The same functions measure other people's models, see benchmarks/peers.py: to them a model is a `Subject`. Each row is
+measured in a process of its own, so that none sees another's memory or compiled code.
+"""
+
+import dataclasses
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from compressive.config import Precision, RunConfig
+from compressive.evaluation.score import evaluating
+from compressive.generation.generate import generate
+from compressive.model.language_model import CompressiveLM
+from compressive.parallel import World
+from compressive.run import pick_device
+from compressive.training.flops import peak_flops, training_flops_per_token
+from compressive.training.loop import describe_environment, peak_gib
+
+WARM_UP = 4
+"""Steps that are not counted: compilation, first allocations."""
+REPEATS = 3
+"""How often a stretch of text is drawn."""
+BATCHES = 1, 32
+"""How many texts are drawn side by side."""
+COLUMNS = {
+    "tokens per second": ("training\ntokens/s", ",.0f"),
+    "ms per step": ("ms/step", ",.1f"),
+    "forward ms": ("forward", ",.1f"),
+    "backward ms": ("backward", ",.1f"),
+    "update ms": ("clip,\nAdam", ",.1f"),
+    "peak GiB": ("peak\nGiB", ",.2f"),
+    "utilisation": ("model\nFLOPs", ".1%"),
+    "drawn per second, batch 1": ("tokens/s\ndrawn, 1", ",.0f"),
+    "drawn per second, batch 32": ("tokens/s\ndrawn, 32", ",.0f"),
+}
+"""A row's figures, with heading and format."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to be measured, ours or another."""
+
+    forward: Callable[[], Tensor]
+    """Read the next window of every lane, memory carried; give the loss to be minimised."""
+    groups: Sequence[list[nn.Parameter]]
+    """Its parameters, those together that are clipped together."""
+    draw: Callable[[int, int], object] | None = None
+    """Read a prompt that fills the memories, then draw for so many texts so many tokens."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One row of `compressive bench`; what is None is as the preset has it."""
+
+    preset: str
+    batch: int | None = None
+    steps: int = 20
+    precision: Precision | None = None
+    compile: bool = False
+    recompute: bool = False
+    device: str = "auto"
+
+    def run(self) -> Row:
+        """Measure."""
+        config, device = RunConfig.from_preset(self.preset), pick_device(self.device)
+        train = dataclasses.replace(
+            config.train,
+            batch=self.batch or config.train.batch,
+            precision=self.precision or config.train.precision,
+            compile=self.compile or config.train.compile,
+            recompute=self.recompute or config.train.recompute,
+        )
+        config = dataclasses.replace(config, train=train)
+        about = {name: getattr(train, name) for name in ("batch", "precision", "compile", "recompute")}
+        return about | measure(ours(config, device), config, device, self.steps)
+
+
+def ours(config: RunConfig, device: torch.device) -> Subject:
+    """Our model as it is trained and used, on random tokens."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = CompressiveLM(config.model).train()
+    window = World(device=device).wrap(model, config.train)
+    x, y = random_tokens(config, device), random_tokens(config, device)
+    prompt, memory = x[0].repeat(prompt_windows(config)), model.initial_memory(config.train.batch)
+
+    def forward() -> Tensor:
+        nonlocal memory
+        out = window(x, memory, targets=y)
+        memory = out.memory.detach()
+        loss: Tensor = out.nll.mean() + out.compression_loss
+        return loss
+
+    def draw(batch: int, length: int) -> None:
+        with evaluating(model):  # as a model is that is only used; else every token would switch its mode
+            for _ in generate(model, prompt, length, samples=batch):
+                pass
+
+    return Subject(forward, (model.task_parameters(), model.compressor_parameters()), draw)
+
+
+def random_tokens(config: RunConfig, device: torch.device) -> Tensor:
+    """A window of every lane."""
+    return torch.randint(config.model.vocab_size, (config.train.batch, config.model.window), device=device)
+
+
+def prompt_windows(config: RunConfig) -> int:
+    """How many windows fill the memories of every layer."""
+    sizes = zip(config.model.memory_sizes, config.model.compression_rates, config.model.compressed_sizes, strict=True)
+    return -(-max(recent + rate * compressed for recent, rate, compressed in sizes) // config.model.window) + 1
+
+
+def measure(subject: Subject, config: RunConfig, device: torch.device, steps: int, generation: bool = True) -> Row:
+    """All figures of a model that is as large as a configuration says and trained as it says."""
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.train.precision == "bf16")
+    row = measure_training(autocast(subject.forward), subject.groups, device, steps)
+    speed = row["tokens per second"] = config.train.batch * config.model.window / row["ms per step"] * 1e3
+    peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    if peak is not None:
+        row["utilisation"] = speed * training_flops_per_token(config.model) / peak
+    if generation and subject.draw is not None:
+        for batch in BATCHES:
+            # One whole window: every position in it, and the compression at its end, once.
+            speed = measure_generation(autocast(subject.draw), batch, config.model.window, device)
+            row[f"drawn per second, batch {batch}"] = speed
+    return row
+
+
+def measure_training(
+    forward: Callable[[], Tensor], groups: Sequence[list[nn.Parameter]], device: torch.device, steps: int
+) -> Row:
+    """Milliseconds of a whole step and of its parts, medians over steps, and the most memory that was taken.
+
+    On a GPU times are between events in its queue, so that nothing waits for being measured. On a CPU memory is that
+    of the whole process.
+    """
+    optimiser = torch.optim.Adam([p for group in groups for p in group], lr=1e-5, fused=True)
+    marks: list[Any] = []
+    for step in range(WARM_UP + steps):
+        if step == WARM_UP:
+            wait(device)
+            marks = [mark(device)]
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+        loss = forward()
+        marks.append(mark(device))
+        loss.backward()
+        marks.append(mark(device))
+        for group in groups:
+            clip_grad_norm_(group, 0.1)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        marks.append(mark(device))
+    wait(device)
+    parts = {
+        f"{name} ms": statistics.median(between(marks[i], marks[i + 1]) for i in range(start, len(marks) - 1, 3))
+        for start, name in enumerate(("forward", "backward", "update"))
+    }
+    whole = statistics.median(between(a, b) for a, b in zip(marks[:-3:3], marks[3::3], strict=True))
+    return {"ms per step": whole, **parts, "peak GiB": peak_gib(device)}
+
+
+def measure_generation(draw: Callable[[int, int], object], batch: int, length: int, device: torch.device) -> float:
+    """Tokens per second, all texts together; reading the prompt and drawing the first token are not counted."""
+
+    def seconds(count: int) -> float:
+        began = time.perf_counter()
+        draw(batch, count)
+        wait(device)
+        return time.perf_counter() - began
+
+    seconds(2)
+    times = [(seconds(1), seconds(1 + length)) for _ in range(REPEATS)]
+    first, whole = (statistics.median(column) for column in zip(*times, strict=True))
+    return float(batch * length / (whole - first))
+
+
+def mark(device: torch.device) -> Any:
+    """A point in time, on a GPU in its queue."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(first: Any, second: Any) -> float:
+    """Milliseconds between two points in time."""
+    return float((second - first) * 1e3 if isinstance(first, float) else first.elapsed_time(second))
+
+
+def wait(device: torch.device) -> None:
+    """Let the device finish."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def in_own_process(command: Sequence[str]) -> Row:
+    """Let another Python print a row, as JSON on its last line; what goes wrong is a row as well."""
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        row: Row = json.loads(done.stdout.splitlines()[-1])
+        return row
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    # The first line that names an error: torch adds advice after it.
+    said = next((line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))), "")
+    return {"error": said or f"ended with code {done.returncode}"}
+
+
+def bench(works: Sequence[Work], show: Callable[[str], None] = lambda _: None) -> list[Row]:
+    """Measure one row after another, each in its own process; `show` is told which one's turn it is."""
+    rows = []
+    for work in works:
+        show(f"{work.preset}, batch {work.batch or RunConfig.from_preset(work.preset).train.batch}")
+        found = in_own_process(["-m", "compressive.bench", json.dumps(dataclasses.asdict(work))])
+        rows.append({"name": work.preset, "batch": work.batch} | found)
+    return rows
+
+
+def print_table(rows: Sequence[Row], title: str) -> None:
+    """Print what was measured, one line a row; errors in full below."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = {key: column for key, column in COLUMNS.items() if any(key in row for row in rows)}
+    table = Table("", "batch", title=title, title_justify="left", box=None, pad_edge=False)
+    for heading, _ in shown.values():
+        table.add_column(heading, justify="right")
+    for row in rows:
+        cells = [format(row[key], style) if key in row else "–" for key, (_, style) in shown.items()]
+        table.add_row(row["name"], str(row.get("batch") or "–"), *cells)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(table)
+    for row in rows:
+        if "error" in row:
+            console.print(f"{row['name']}: {row['error']}", markup=False, highlight=False)
+
+
+def write_results(path: Path, what: str, command: str, rows: Sequence[Row], **more: Any) -> None:
+    """Write rows as JSON, with all that they depend on."""
+    found = describe_environment()
+    hardware = {name: found[name] for name in ("gpu", "cpu_cores", "threads", "torch", "cuda", "python")}
+    about = {"what": what, "command": command, "commit": found["commit"], "time": found["time"]}
+    about["hardware"] = {"cpu": processor(), **hardware}
+    path.write_text(json.dumps(about | more | {"rows": list(rows)}, indent=1) + "\n", "utf-8")
+
+
+def processor() -> str:
+    """The CPU's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    print(json.dumps(Work(**json.loads(sys.argv[1])).run()))

@@ -1,0 +1,161 @@
+"""`compressive bench`: what it measures, on stand-ins whose cost is known, and the command on a real preset."""
+
+import dataclasses
+import json
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from compressive import bench
+from compressive.cli.bench import main
+from compressive.config import ModelConfig, RunConfig, TrainConfig
+
+CPU = torch.device("cpu")
+SMALL = RunConfig(
+    model=ModelConfig(
+        n_layers=2, d_model=32, n_heads=2, d_ff=64, window=16, memory_size=16, compressed_size=8, compression_rate=4
+    ),
+    train=TrainConfig(batch=2),
+)
+
+
+def sleeper(seconds):
+    """A loss whose forward and backward each take so long."""
+    weight = nn.Parameter(torch.ones(3))
+
+    class Sleep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            time.sleep(seconds)
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            time.sleep(2 * seconds)
+            return gradient.expand(3)
+
+    return weight, lambda: Sleep.apply(weight)
+
+
+def test_parts_of_a_step_are_told_apart():
+    weight, forward = sleeper(0.01)
+    row = bench.measure_training(forward, [[weight]], CPU, steps=5)
+    assert 10 <= row["forward ms"] < 16
+    assert 20 <= row["backward ms"] < 30
+    assert 0 < row["update ms"] < 8
+    parts = sum(row[f"{part} ms"] for part in ("forward", "backward", "update"))
+    assert row["ms per step"] == pytest.approx(parts, rel=0.1)
+    assert row["peak GiB"] > 0
+
+
+def test_a_step_clips_each_group_apart_and_updates():
+    groups = [[nn.Parameter(torch.ones(1))], [nn.Parameter(torch.ones(1))]]
+    before = [group[0].detach().clone() for group in groups]
+    seen = []
+
+    def forward():
+        return groups[0][0].sum() * 0.01 + groups[1][0].sum() * 100
+
+    clip = bench.clip_grad_norm_
+
+    def watched(group, largest):
+        clip(group, largest)
+        seen.append(round(float(group[0].grad), 4))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "clip_grad_norm_", watched)
+        bench.measure_training(forward, groups, CPU, steps=1)
+    assert seen[:2] == [0.01, 0.1]  # a large gradient in one group leaves the other alone
+    assert all((group[0] < old).all() for group, old in zip(groups, before, strict=True))
+
+
+def test_reading_the_prompt_is_not_counted_in_generation():
+    def draw(batch, length):
+        time.sleep(0.05 + 0.002 * length)
+
+    assert bench.measure_generation(draw, 4, 20, CPU) == pytest.approx(4 / 0.002, rel=0.25)
+
+
+def test_our_model_carries_its_memory_and_gives_both_losses():
+    subject = bench.ours(SMALL, CPU)
+    first, second = subject.forward(), subject.forward()
+    assert not torch.equal(first, second)  # the same window, after another memory
+    second.backward()
+    assert len(subject.groups) == 2
+    assert all(parameter.grad is not None for group in subject.groups for parameter in group)
+
+
+def test_the_prompt_fills_every_memory():
+    assert bench.prompt_windows(SMALL) == 4  # 16 + 4 × 8 tokens are three windows; one more is read after them
+
+
+def test_a_row_has_every_figure():
+    row = bench.measure(bench.ours(SMALL, CPU), SMALL, CPU, steps=2)
+    assert set(row) == set(bench.COLUMNS) - {"utilisation"}  # nobody knows a CPU's peak
+    assert row["tokens per second"] == pytest.approx(2 * 16 / row["ms per step"] * 1e3)
+    assert "drawn per second, batch 1" not in bench.measure(bench.ours(SMALL, CPU), SMALL, CPU, 1, generation=False)
+
+
+def test_precision_reaches_forward_alone():
+    seen = []
+    weight = nn.Parameter(torch.eye(4))
+
+    def forward():
+        out = weight @ weight
+        seen.append(out.dtype)
+        return out.float().sum()
+
+    config = dataclasses.replace(SMALL, train=TrainConfig(batch=2, precision="bf16"))
+    bench.measure(bench.Subject(forward, [[weight]]), config, CPU, steps=1)
+    assert set(seen) == {torch.bfloat16}
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("code", "row"),
+    [
+        ("print('chatter'); print('{\"a\": 1}')", {"a": 1}),
+        ("raise ValueError('batch=0: too small')", {"error": "ValueError: batch=0: too small"}),
+        ("import os; os._exit(9)", {"error": "ended with code 9"}),
+    ],
+)
+def test_what_goes_wrong_in_a_process_is_a_row(code, row):
+    assert bench.in_own_process(["-c", code]) == row
+
+
+def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench.Work, "run", lambda self: pytest.fail("rows are measured in processes of their own"))
+    file = tmp_path / "bench.json"
+    words = ["quickstart", "--batch", "1", "--steps", "1", "--device", "cpu", "--json", str(file)]
+    assert main(words, prog="compressive bench") == 0
+    shown = capsys.readouterr()
+    assert "measuring quickstart, batch 1" in shown.err
+    assert "tokens/s" in shown.out
+    saved = json.loads(file.read_text())
+    assert saved["command"] == " ".join(["compressive bench", *words])
+    (row,) = saved["rows"]
+    assert (row["name"], row["batch"], row["precision"], row["compile"]) == ("quickstart", 1, "fp32", False)
+    assert f"{row['tokens per second']:,.0f}" in shown.out
+    assert row["drawn per second, batch 32"] > 0
+
+
+def test_a_failed_row_is_shown_and_tells_in_the_exit_code(capsys, monkeypatch):
+    monkeypatch.setattr(bench, "in_own_process", lambda command: {"error": "OutOfMemoryError: [too] much"})
+    assert main(["quickstart"], prog="compressive bench") == 1
+    assert "quickstart: OutOfMemoryError: [too] much" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["nonsense"], "preset='nonsense' does not exist"),
+        (["--batch", "0"], "batch=0: expected at least 1"),
+        (["--steps", "0"], "steps=0: expected at least 1"),
+        (["--device", "abacus"], "device='abacus': expected"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_runs(words, complaint, capsys):
+    assert main(words, prog="compressive bench") == 2
+    assert complaint in capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""The side-by-side benchmark, with stand-ins for the other packages: what is asked of them, and what is made of it."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from compressive.config import ModelConfig, RunConfig, TrainConfig
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "peers.py"
+CPU = torch.device("cpu")
+MODEL = ModelConfig(
+    n_layers=2, d_model=32, n_heads=2, d_ff=48, window=16, memory_size=16, compressed_size=8, compression_rate=4
+)
+CONFIG = RunConfig(model=MODEL, train=TrainConfig(batch=2))
+
+
+@pytest.fixture(scope="module")
+def peers():
+    spec = importlib.util.spec_from_file_location("peers", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Net(nn.Module):
+    """Takes what compressive-transformer-pytorch takes, and gives what it gives."""
+
+    def __init__(self, num_tokens, dim, seq_len, depth, heads, mem_len, cmem_len, cmem_ratio, **extras):
+        super().__init__()
+        self.extras, self.shapes = extras, []
+        self.embedding = nn.Embedding(num_tokens, num_tokens)
+        self.to_kv = nn.Linear(dim, dim)
+        mlp = SimpleNamespace(fn=SimpleNamespace(fn=nn.Module()))
+        self.ff_layers = [mlp] * depth
+
+    def forward(self, x, memories):
+        self.shapes.append([tuple(memory.shape) for memory in memories])
+        self.to_kv.weight.detach_()
+        return self.embedding(x), tuple(memory + 1 for memory in memories), torch.ones(1)
+
+
+def test_another_package_is_asked_for_the_same_sizes(peers, monkeypatch):
+    made, drawn = [], []
+
+    class Wrapper:
+        def __init__(self, net):
+            self.net = net
+
+        def generate(self, start, length):
+            drawn.append((tuple(start.shape), length))
+
+    package = ModuleType("compressive_transformer_pytorch")
+    package.CompressiveTransformer = lambda **sizes: made.append(Net(**sizes)) or made[-1]
+    package.AutoregressiveWrapper = Wrapper
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    for lean in (False, True):
+        subject = peers.ctp(CONFIG, CPU, lean=lean)
+        loss = subject.forward()
+        subject.forward()
+        loss.backward()
+        net = made[-1]
+        assert net.shapes == [[(2, 2, 16, 32), (2, 2, 8, 32)]] * 2
+        assert net.ff_layers[0].fn.fn.w1.out_features == 48
+        assert net.to_kv.weight.requires_grad == lean  # what it freezes stays frozen unless mended
+        assert bool(net.extras) == lean
+        subject.draw(3, 5)
+        assert drawn.pop() == ((3, 4 * 16), 5)
+
+
+def test_the_bound_reads_memory_and_no_future(peers):
+    torch.manual_seed(0)
+    model = peers.Plain(MODEL)
+    x = torch.randint(256, (2, 16))
+    memory = [torch.randn(2, 24, 32) for _ in range(2)]
+    logits, after = model(x, memory)
+    assert [tuple(part.shape) for part in after] == [(2, 24, 32)] * 2
+    torch.testing.assert_close(after[0][:, :8], memory[0][:, 16:])
+    changed = torch.cat([x[:, :-1], (x[:, -1:] + 1) % 256], dim=1)
+    torch.testing.assert_close(model(changed, memory)[0][:, :-1], logits[:, :-1])
+    assert not torch.allclose(model(x, [part + 1 for part in memory])[0], logits)
+    peers.plain(CONFIG, CPU).forward().backward()
+
+
+def test_rounds_become_medians_and_an_error_stays_one(peers):
+    assert peers.merge([{"a": 1.0}, {"a": 9.0}, {"a": 2.0}]) == {"a": 2.0}
+    assert peers.merge([{"a": 1.0}, {"error": "E: no"}]) == {"error": "E: no"}
+    assert peers.merge([{"error": "E: no"}, {"a": 1.0}]) == {"error": "E: no"}
+
+
+def test_our_best_row_is_set_against_the_best_peer(peers):
+    key = "tokens per second"
+    rows = [
+        {"name": "ours", key: 30.0},
+        {"name": "ours-compiled", key: 60.0},
+        {"name": "ctp", key: 20.0},
+        {"name": "labml", "error": "E: not there"},
+        {"name": "plain", key: 90.0},
+    ]
+    assert peers.against_peers(rows) == {key: 3.0}
+
+
+def test_the_script_shows_rows_and_errors_writes_and_draws(peers, tmp_path, capsys, monkeypatch):
+    """One row for real; the other package is not there, which is a row as well."""
+    pytest.importorskip("matplotlib")
+    broken = tmp_path / "compressive_transformer_pytorch.py"
+    broken.write_text("raise ImportError('not installed')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(
+        sys, "argv", ["peers.py", "--size", "tiny", "--rows", "plain,ctp", "--steps", "1",
+                      "--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")],
+    )  # fmt: skip
+    peers.main()
+    shown = capsys.readouterr().out
+    assert "ctp: ImportError: not installed" in shown
+    saved = json.loads((tmp_path / "rows.json").read_text())
+    plain, ctp = saved["rows"]
+    assert plain["tokens per second"] > 0
+    assert ctp == {"name": "ctp", "batch": 8, "error": "ImportError: not installed"}
+    assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_unknown_row_is_refused(peers, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["peers.py", "--rows", "ours,mine"])
+    with pytest.raises(SystemExit):
+        peers.main()
+    assert "no row mine; choose from ours," in capsys.readouterr().err
