@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from compressive.bench import wait
 from compressive.model import fused
 from compressive.model.attention import Biases, Positions, Projected, relative_attention
 
@@ -39,15 +40,15 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     case = Case(*SIZES[options.size], device=device, dtype=dtype)
     found: dict[str, object] = {
-        "size": options.size, "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "size": options.size, "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         "torch": torch.__version__, "gigaflops of one product of all queries and slots": case.flops / 1e9,
     }  # fmt: skip
     ways: dict[str, Callable[[], Tensor]] = {"fused": case.fused, "readable": case.readable, "flash": case.flash}
-    if device == "cuda":
+    if device.type == "cuda":
         ways["readable, compiled"] = torch.compile(case.readable)
     for name, way in ways.items():
         found[name] = timed(way, case.leaves, options.repeats, device)
@@ -63,7 +64,9 @@ def main() -> None:
 class Case:
     """Random queries, keys, values and tables of one layer."""
 
-    def __init__(self, B: int, H: int, T: int, C: int, M: int, K: int, device: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, B: int, H: int, T: int, C: int, M: int, K: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         N = C + M + T
         self.C, self.flops = C, 2 * B * H * T * N * K
         torch.manual_seed(0)
@@ -112,7 +115,9 @@ class Case:
         return {name: ((a.float() - b.float()).abs().max() / b.float().abs().max()).item() for name, a, b in pairs}
 
 
-def timed(way: Callable[[], Tensor], leaves: list[Tensor], repeats: int, device: str) -> dict[str, float] | str:
+def timed(
+    way: Callable[[], Tensor], leaves: list[Tensor], repeats: int, device: torch.device
+) -> dict[str, float] | str:
     """Milliseconds of the forward pass, and of both."""
     try:
         gradient = torch.randn_like(way())
@@ -137,7 +142,7 @@ def timed(way: Callable[[], Tensor], leaves: list[Tensor], repeats: int, device:
     return result
 
 
-def tune(case: Case, repeats: int, device: str) -> list[dict[str, object]]:
+def tune(case: Case, repeats: int, device: torch.device) -> list[dict[str, object]]:
     """Each kernel's warps and stages in turn, for every block size, the others as they are."""
     rows: list[dict[str, object]] = []
     before, block = dict(fused.LAUNCH), fused.BLOCK
@@ -151,12 +156,6 @@ def tune(case: Case, repeats: int, device: str) -> list[dict[str, object]]:
         fused.LAUNCH.update(before)
     fused.BLOCK = block
     return rows
-
-
-def wait(device: str) -> None:
-    """Let the device finish."""
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

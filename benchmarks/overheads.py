@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from compressive.bench import wait
 from compressive.config import RunConfig
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
@@ -159,12 +160,6 @@ def median_time(act: Callable[[], None], device: torch.device, repeats: int = 50
         wait(device)
         times.append(time.perf_counter() - began)
     return statistics.median(times)
-
-
-def wait(device: torch.device) -> None:
-    """Let the device finish."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":
