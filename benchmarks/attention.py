@@ -12,8 +12,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from compressive.bench import wait
+from compressive.bench import median_seconds
 from compressive.model import fused
 from compressive.model.attention import Biases, Positions, Projected, relative_attention
 
@@ -131,14 +129,7 @@ def timed(
     for name, act in (("forward ms", way), ("both ms", both)):
         for _ in range(3):
             act()
-        times = []
-        for _ in range(repeats):
-            wait(device)
-            began = time.perf_counter()
-            act()
-            wait(device)
-            times.append(1000 * (time.perf_counter() - began))
-        result[name] = statistics.median(times)
+        result[name] = 1000 * median_seconds(act, device, repeats)
     return result
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from compressive.bench import wait
+from compressive.bench import median_seconds, wait
 from compressive.config import RunConfig
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
@@ -147,19 +147,7 @@ def time_logging(config: RunConfig, world: World, folder: Path) -> float:
         recorder.console.file = (folder / "screen").open("w")
         tally = loop.Tally(config, world, 0)
         tally.rows = np.ones((config.train.log_every, 4)).tolist()
-        return median_time(lambda: recorder.train(1, tally.take(1, 1e-4, 1)), world.device)
-
-
-def median_time(act: Callable[[], None], device: torch.device, repeats: int = 50) -> float:
-    """Seconds that something takes, with the device idle before and after."""
-    times = []
-    for _ in range(repeats):
-        wait(device)
-        began = time.perf_counter()
-        act()
-        wait(device)
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+        return median_seconds(lambda: recorder.train(1, tally.take(1, 1e-4, 1)), world.device, repeats=50)
 
 
 if __name__ == "__main__":

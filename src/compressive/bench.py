@@ -192,6 +192,18 @@ def measure_generation(draw: Callable[[int, int], object], batch: int, length: i
     return float(batch * length / (whole - first))
 
 
+def median_seconds(act: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Seconds that something takes, with the device idle before and after."""
+    times = []
+    for _ in range(repeats):
+        wait(device)
+        began = time.perf_counter()
+        act()
+        wait(device)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
 def mark(device: torch.device) -> Any:
     """A point in time, on a GPU in its queue."""
     if device.type != "cuda":

@@ -151,7 +151,7 @@ class TrainConfig:
     parallel: Parallel = "ddp"
     """What several processes, started by torchrun, share: ddp, the gradients; fsdp, weights and optimiser as well."""
     recompute: bool = False
-    """Keep only each layer's input for the backward pass and compute the rest again: less memory, a third more time."""
+    """Keep only each layer's input for the backward pass and compute the rest again: less memory, more time."""
     device: str = "auto"
     """Where to run: auto takes a GPU if there is one."""
     seed: int = 0
