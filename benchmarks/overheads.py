@@ -5,7 +5,8 @@
 
 The steps are those of the real loop on random tokens. Stretches of them as they are, with a checkpoint, and with the
 guards take turns, so that a machine's moods fall on all. What a checkpoint adds, copying and the writing behind it, is
-set against the time between two of them. A line of metrics is timed by itself, too small to show in a stretch.
+set against the time between two of them. Guards are also timed by themselves: on a CPU that is what they cost, on a GPU
+more than that, as it is idle before and after. A stretch shows them only where stretches are alike.
 """
 
 import argparse
@@ -110,7 +111,8 @@ def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: i
             copying.append(copied)
     per_step = statistics.median(plain) / steps
     added = statistics.median(saving) - statistics.median(plain)
-    guard_time = (statistics.median(guarding) - statistics.median(plain)) / steps
+    in_stretch = (statistics.median(guarding) - statistics.median(plain)) / steps
+    by_itself = median_seconds(lambda: guard(memory), device, repeats=50)
     interval, line = options.checkpoint_every * per_step, time_logging(config, world, folder)
     return {
         "seconds per step": per_step,
@@ -120,15 +122,17 @@ def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: i
         "seconds it still writes after a stretch": statistics.median(writing),
         "seconds between two checkpoints": interval,
         "share of time, saving": added / interval,
-        "seconds of guards per step": guard_time,
         "seconds of a line of metrics": line,
-        "share of time, guards and logging": (guard_time + line / options.log_every) / per_step,
+        "seconds of guards, by themselves": by_itself,
+        "share of time, guards and logging": (by_itself + line / options.log_every) / per_step,
+        "seconds of guards, in a stretch": in_stretch,
+        "share of time, guards in a stretch": in_stretch / per_step,
     }
 
 
 def guards(config: RunConfig, world: World) -> Callable[[Memory], None]:
     """What the loop does on every step to skip a bad one: flags, memory kept or put back, numbers to the host."""
-    late, tally, keep = loop.Late(world.device), loop.Tally(config, world, 0), loop.settle(config.train)
+    late, tally, keep = loop.Late(world.device), loop.Tally(config, world, 0), loop.settle(config.train, world.device)
     task = torch.ones((), device=world.device)
 
     def guard(memory: Memory) -> None:

@@ -88,7 +88,7 @@ def train(run: Run, world: World | None = None) -> int:
         _set_rng_state(parts["rng"]) if same else torch.manual_seed(hash((options.seed, step, world.rank)))
 
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16")
-    late, tally, keep = Late(device), Tally(config, world, step), settle(options)
+    late, tally, keep = Late(device), Tally(config, world, step), settle(options, device)
     unit, stopping = "bpc" if corpus.tokenizer.kind == "bytes" else "ppl", False
 
     def save(best_value: float | None = None) -> None:
@@ -310,8 +310,13 @@ def _batch(lanes: Lanes, position: int, size: int, device: torch.device) -> tupl
     return move(x), move(y)
 
 
-def settle(options: TrainConfig) -> Callable[[Memory, Tensor, Memory], Memory]:
-    """Keep a step's memory if the step was finite, else the one before: dozens of tensors, so compiled if possible."""
+def settle(options: TrainConfig, device: torch.device) -> Callable[[Memory, Tensor, Memory], Memory]:
+    """Give what keeps a step's memory if the step was finite, and else the one before it.
+
+    A CPU can be asked at once. A GPU decides for itself, so that nothing waits: dozens of tensors, so best compiled.
+    """
+    if device.type == "cpu":
+        return lambda memory, finite, before: memory if finite else before
     return torch.compile(Memory.where) if options.compile else Memory.where
 
 

@@ -126,7 +126,7 @@ class Topics:
             axes.invert_yaxis()
             axes.xaxis.set_major_formatter(lambda weight, _: f"{weight:.2g}")
             axes.tick_params(axis="x", labelbottom=number + columns >= len(self.topics))
-            tidy(axes, f"{number + 1}: {topic.words[0]}, {topic.share:.1%}", grid="x")
+            tidy(axes, f"{number + 1}: {topic.share:.1%}", grid="x")
         save(drawn, to)
 
 
