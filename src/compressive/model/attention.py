@@ -21,8 +21,17 @@ class Projected(NamedTuple):
     """Queries of the window, keys and values of all slots."""
 
     query: Tensor  # (B, H, T, K)
-    key: Tensor  # (B, H, N, K)
-    value: Tensor  # (B, H, N, K)
+    key_value: Tensor  # (B, N, 2, H, K), as one product gives them
+
+    @property
+    def key(self) -> Tensor:
+        """(B, H, N, K)."""
+        return self.key_value[:, :, 0].transpose(1, 2)
+
+    @property
+    def value(self) -> Tensor:
+        """(B, H, N, K)."""
+        return self.key_value[:, :, 1].transpose(1, 2)
 
 
 class Positions(NamedTuple):
@@ -63,8 +72,8 @@ class RelativeAttention(nn.Module):
 
     def project(self, window: Tensor, slots: Tensor) -> Projected:
         """Queries from the window (B, T, D), keys and values from all slots (B, N, D), each projected once."""
-        key, value = self.key_value(slots).chunk(2, dim=-1)
-        return Projected(self._heads(self.query(window)), self._heads(key), self._heads(value))
+        key_value = torch.unflatten(self.key_value(slots), -1, (2, self.n_heads, -1))
+        return Projected(self._heads(self.query(window)), key_value)
 
     def project_frozen(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of slots, with no gradient to the weights: Algorithm 2, line 5."""
@@ -149,7 +158,7 @@ def relative_attention(
     starts; n_compressed is C. Returns (B, H, T, K), and (B, N) the mean over heads and
     queries of the attention each slot received, before dropout, or None.
     """
-    query, key, value = projected
+    query, key, value = projected.query, projected.key, projected.value
     T, N = query.shape[-2], key.shape[-2]
     content = (query + biases.content[:, None]) @ key.transpose(-1, -2)
     # The rows of the table that slots [0, C) and [C, N) need for queries 0 to T-1.

@@ -115,7 +115,7 @@ class Layer(nn.Module):
             loss: Tensor = self.compression_decoder(old, new, new_valid, counts)
             return loss
         # The evicted slots were projected for attention already: they follow the compressed ones (lines 3-6).
-        query, key, value = (x.detach() for x in projected)
+        query, key, value = (x.detach() for x in (projected.query, projected.key, projected.value))
         evicted = slice(self.n_compressed, self.n_compressed + old.slots.shape[1])
         return attention_reconstruction(
             query,
@@ -158,7 +158,8 @@ class Layer(nn.Module):
         lanes = torch.arange(h.shape[0], device=h.device)
         slot = self.n_memory + position
         x = self.normed(h[:, None])
-        query, key, value = (projected.squeeze(2) for projected in self.attention.project(x, x))  # (B, H, K)
+        projected = self.attention.project(x, x)
+        query, key, value = (x.squeeze(2) for x in (projected.query, projected.key, projected.value))  # (B, H, K)
         cache.window[lanes, position] = h.to(cache.window.dtype)
         cache.key[lanes, :, slot] = key.to(cache.key.dtype)
         cache.value[lanes, :, slot] = value.to(cache.value.dtype)
