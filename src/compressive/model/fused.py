@@ -11,10 +11,10 @@ this is a rotation of each row, after taking each element from the first block o
 the other way for gradients.
 
 A rotation costs shuffles, so it is done on words of two 16-bit numbers. Columns c and c + BLOCK/2 share a word:
-rotating words, and swapping the halves of some, rotates the whole. So that a word's halves are neighbours wherever matrices are,
-slots and rows are taken in that order everywhere, 0, 32, 1, 33, ...: `_order`. Position scores are rounded to float16
-for it, finer than the bf16 of what they are made from; all sums and the softmax are float32. Where inputs are float32,
-nothing is packed or rounded.
+rotating words, and swapping the halves of some, rotates the whole. So that a word's halves are neighbours wherever
+matrices are, slots and rows are taken in that order everywhere, 0, 32, 1, 33, ...: `_order`. Position scores are
+rounded to float16 for it, finer than the bf16 of what they are made from; all sums and the softmax are float32. Where
+inputs are float32, nothing is packed or rounded.
 
 Some tiles need no mask: those in memory, of lanes that see all of it. They come first, in a loop of their own.
 """
@@ -30,8 +30,6 @@ from torch import Tensor
 from compressive.model.attention import Biases, Positions, Projected
 
 BLOCK = 64
-HEAD_WIDTHS = (16, 32, 64, 128)
-"""What the kernels take: powers of two, as tiles are."""
 LOG2_E = math.log2(math.e)
 
 
