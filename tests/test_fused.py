@@ -18,12 +18,12 @@ def fused(monkeypatch):
     return fused
 
 
-SHAPES = {
-    "blocks": (2, 2, 32, 16, 32, 16),
-    "odd": (2, 3, 21, 13, 18, 16),
-    "no compressed": (1, 2, 33, 0, 19, 16),
+SHAPES = {  # lanes, heads, window, compressed, recent, width of a head
+    "blocks": (2, 1, 32, 16, 16, 16),
+    "odd": (2, 2, 19, 13, 18, 16),
+    "no compressed": (2, 1, 33, 0, 19, 16),
     "no memory": (2, 1, 17, 0, 0, 32),
-    "no recent": (1, 2, 16, 35, 0, 16),
+    "no recent": (2, 1, 16, 35, 0, 16),
     "tiny": (2, 1, 3, 2, 1, 16),
 }
 
@@ -57,7 +57,8 @@ def test_kernels_agree_with_the_readable_attention(fused, name, segmented, separ
     expected = torch.autograd.grad(want, leaves, gradient)
 
     inputs = [x.float() for x in (query, key_value, u, v_near, v_far, r_near, r_far)]
-    rest = (valid, ids, C, separate)
+    open_lanes = valid.all(dim=1) & (ids is None)
+    rest = (valid, open_lanes, ids, C, separate)
     got, lse = fused.attend(*inputs, *rest)
     torch.testing.assert_close(heads(got).double(), want, rtol=1e-5, atol=1e-5)
     received = fused.attention_received(*inputs, *rest, lse)
@@ -74,7 +75,7 @@ def test_half_precision(fused, size, separate):
 
     In float16, as the interpreter multiplies bfloat16 wrongly.
     """
-    B, H, T, C, M, K = 2, 2, 21, 13, 32, 16
+    B, H, T, C, M, K = 2, 1, 21, 13, 18, 16
     N, draw = C + M + T, torch.Generator().manual_seed(0)
 
     def leaf(*shape, size=1.0):
@@ -93,7 +94,9 @@ def test_half_precision(fused, size, separate):
     gradient = torch.randn(want.shape, generator=draw).half().double()
     expected = [want, *torch.autograd.grad(want, leaves, gradient)]
     halves = [x.half() for x in (query, key_value)], [x.float() for x in (u, v_near, v_far)]
-    got, _ = fused.attend(*halves[0], *halves[1], r_near.half(), r_far.half(), valid, None, C, separate)
+    got, _ = fused.attend(
+        *halves[0], *halves[1], r_near.half(), r_far.half(), valid, valid.all(dim=1), None, C, separate
+    )
     found = [got.transpose(1, 2), *torch.autograd.grad(got, leaves, gradient.transpose(1, 2).half())]
     for a, b in zip(found, expected, strict=True):
         assert (a - b).norm() < 0.02 * b.norm()
@@ -103,8 +106,8 @@ def test_shapes_are_known_without_running(fused):
     with torch.device("meta"):
         q, k, u, r = (torch.empty(shape) for shape in ((2, 8, 3, 16), (2, 20, 2, 3, 16), (3, 16), (28, 3, 16)))
         valid = torch.ones(2, 12, dtype=torch.bool)
-        out, lse = fused.attend(q, k, u, u, u, r, r, valid, None, 4, False)
-        received = fused.attention_received(q, k, u, u, u, r, r, valid, None, 4, False, lse)
+        out, lse = fused.attend(q, k, u, u, u, r, r, valid, valid[:, 0], None, 4, False)
+        received = fused.attention_received(q, k, u, u, u, r, r, valid, valid[:, 0], None, 4, False, lse)
     assert (out.shape, lse.shape, received.shape) == ((2, 8, 3, 16), (2, 3, 8), (2, 20))
 
 

@@ -143,7 +143,7 @@ class TrainConfig:
     update_every_from: int = 60_000
     """Step from which `update_every` holds; before it every step is an update."""
     precision: Precision = "fp32"
-    """Arithmetic of the matrix products: fp32, or bf16 by autocast with weights and memory in fp32."""
+    """Arithmetic of the matrix products: fp32, or bf16 by autocast, with memory in bf16 and weights in fp32."""
     attention: Attention = "auto"
     """What computes attention: readable, plain torch; fused, Triton kernels; auto, fused in bf16 on a GPU."""
     compile: bool = False

@@ -7,7 +7,6 @@ A query at slot i gives slot j the score
 where R_d is the sinusoid code of the distance d in slots, and u and v are learned per head.
 """
 
-import functools
 import importlib.util
 import math
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 
 from compressive.config import Attention, ModelConfig
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 KERNEL_WIDTHS = (16, 32, 64, 128)
 """Widths of heads that the fused kernels take: powers of two, as tiles are."""
 
@@ -124,7 +124,7 @@ class RelativeAttention(nn.Module):
     def use(self, backend: Attention) -> None:
         """Choose what computes attention; what cannot work here is refused."""
         if backend == "fused":
-            if not _has_triton():
+            if not HAS_TRITON:
                 raise ValueError("attention='fused': triton is not installed; use readable, or auto")
             if not self._fits_kernels():
                 width = self.content_bias.shape[1]
@@ -139,7 +139,7 @@ class RelativeAttention(nn.Module):
         if self.backend != "auto":
             return self.backend
         suits = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-        return "fused" if suits and self._fits_kernels() and _has_triton() else "readable"
+        return "fused" if suits and self._fits_kernels() and HAS_TRITON else "readable"
 
     def _fits_kernels(self) -> bool:
         return self.content_bias.shape[1] in KERNEL_WIDTHS and not self.dropout
@@ -178,11 +178,6 @@ def _linear(x: Tensor, weight: Tensor, n_frozen: int) -> Tensor:
         x, weight = x.to(dtype), weight.to(dtype)
     out: Tensor = _FrozenLinear.apply(x, weight, n_frozen)  # type: ignore[no-untyped-call]
     return out
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def relative_attention(

@@ -129,7 +129,14 @@ def _load_table(pointer, rows, n_rows, stride, BLOCK_K: tl.constexpr):
 @triton.jit
 def _store(pointer, rows, n_rows, stride, values, BLOCK_K: tl.constexpr):
     to = pointer + rows[:, None] * stride + tl.arange(0, BLOCK_K)[None, :]
-    tl.store(to, values.to(pointer.dtype.element_ty), mask=((rows >= 0) & (rows < n_rows))[:, None])
+    tl.store(to, values.to(pointer.dtype.element_ty), mask=(rows < n_rows)[:, None])
+
+
+@triton.jit
+def _add(pointer, rows, n_rows, stride, values, BLOCK_K: tl.constexpr):
+    """Add to rows of a table. Those outside of it stand for queries and slots that do not exist, and add zeros."""
+    rows = tl.minimum(tl.maximum(rows, 0), n_rows - 1)
+    tl.atomic_add(pointer + rows[:, None] * stride + tl.arange(0, BLOCK_K)[None, :], values, sem="relaxed")
 
 
 @triton.jit
@@ -215,21 +222,20 @@ def _forward(
 @triton.jit
 def _backward_queries(
     query, u, v_far, v_near, key, value, r_far, r_near, valid, open_lanes, segments, out, lse, d_out,
-    delta, q_content, q_far, q_near, d_query, d_query_sums, bands,
-    H, T, N, C, kv_batch, kv_stride, n_far, n_bands, scale,
+    delta, q_content, q_far, q_near, d_query, d_biases, d_r_far, d_r_near,
+    H, T, N, C, kv_batch, kv_stride, scale,
     SEPARATE: tl.constexpr, HAS_SEGMENTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of queries; and what each block of these queries gives to each block of rows of r, into `bands`.
+    """Gradients of queries, and of the tables, to which all lanes and queries add.
 
-    Gradients of scores are left without the factor 1/sqrt(K) until the end. On the way come, for the other kernel,
-    queries with their biases, and `delta`, the products of outputs and their gradients.
+    Gradients of scores are without the factor 1/sqrt(K), which comes in at the end. On the way come, for the other
+    kernel, queries with their biases, and `delta`, the products of outputs and their gradients.
     """
     first = tl.program_id(0) * BLOCK
     lane_head = tl.program_id(1)
     lane, head = (lane_head // H).to(tl.int64), lane_head % H
     at_queries = (lane * T * H + head) * BLOCK_K
     queries, order, columns = first + tl.arange(0, BLOCK), _order(BLOCK), tl.arange(0, BLOCK_K)
-    program = lane_head.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     key += lane * kv_batch + head * BLOCK_K
     value += lane * kv_batch + head * BLOCK_K
     q = _load(query + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
@@ -250,7 +256,7 @@ def _backward_queries(
         v = (v_far if far else v_near) + head * BLOCK_K
         qp = (q + tl.load(v + columns)[None, :]).to(q.dtype)
         _store((q_far if far else q_near) + at_queries, queries, T, H * BLOCK_K, qp, BLOCK_K)
-        band = bands + (program * n_bands + (0 if part == 0 else n_far)) * BLOCK * BLOCK_K
+        d_r = (d_r_far if far else d_r_near) + head * BLOCK_K
         low = _by_row(qp, _load_table(r, begin - first - BLOCK + T + order, N + T, H * BLOCK_K, BLOCK_K))
         before = _pack(tl.zeros([BLOCK, BLOCK], tl.float32), q.dtype)  # gradients by row, of the tile before
         middle = _open_until(open_lanes, lane, begin, tl.minimum(end, N - T), BLOCK)
@@ -278,7 +284,7 @@ def _backward_queries(
                     by_row, _load_table(r, rows - BLOCK, N + T, H * BLOCK_K, BLOCK_K), dq, input_precision="ieee"
                 )
                 given = tl.dot(tl.trans(by_row), qp, input_precision="ieee")
-                _store(band, at - begin + tl.arange(0, BLOCK), n_bands * BLOCK, BLOCK_K, given, BLOCK_K)
+                _add(d_r, rows - BLOCK, N + T, H * BLOCK_K, given, BLOCK_K)
                 before = turned
                 low = high
         # The second block of the last tile's band has no tile after it.
@@ -287,39 +293,16 @@ def _backward_queries(
         rows = begin + last - first - BLOCK + T + order
         dq = tl.dot(by_row, _load_table(r, rows, N + T, H * BLOCK_K, BLOCK_K), dq, input_precision="ieee")
         given = tl.dot(tl.trans(by_row), qp, input_precision="ieee")
-        _store(band, last + tl.arange(0, BLOCK), n_bands * BLOCK, BLOCK_K, given, BLOCK_K)
+        _add(d_r, rows, N + T, H * BLOCK_K, given, BLOCK_K)
         # The sum over these queries, of this part and of those before it.
-        tl.store(d_query_sums + (program * 2 + part) * BLOCK_K + columns, tl.sum(dq, 0))
+        tl.atomic_add(d_biases + ((2 + part) * H + head) * BLOCK_K + columns, tl.sum(dq, 0), sem="relaxed")
     _store(d_query + at_queries, queries, T, H * BLOCK_K, dq * (scale * 0.6931471805599453), BLOCK_K)
-
-
-@triton.jit
-def _sum_bands(
-    bands, d_r, B, H, T, N, n_blocks, n_bands, band, begin, stop, scale,
-    FAR: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """The gradient of a block of rows of r: the sum of what all lanes and blocks of queries gave it."""
-    number, head = tl.program_id(0), tl.program_id(1)
-    i, columns, lanes = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K), tl.arange(0, LANES)
-    total = tl.zeros([BLOCK, BLOCK_K], tl.float32)
-    for block in range(0, n_blocks):
-        end = stop if FAR else tl.minimum(N, N - T + (block + 1) * BLOCK)
-        tile = number - (n_blocks - 1 - block)  # of this block's queries, the one whose band begins with these rows
-        if (tile >= 0) & (tile <= tl.cdiv(end - begin, BLOCK)):
-            for lane in range(0, B, LANES):
-                program = ((lane + lanes).to(tl.int64) * H + head) * n_blocks + block
-                at = ((program * n_bands + band + tile) * BLOCK)[:, None, None] + i[None, :, None]
-                inside = (lane + lanes < B)[:, None, None]
-                given = tl.load(bands + at * BLOCK_K + columns[None, None, :], mask=inside, other=0.0)
-                total += tl.sum(given.to(tl.float32), 0)
-    rows = begin + T + (number - n_blocks) * BLOCK + _order(BLOCK)
-    _store(d_r + head * BLOCK_K, rows, N + T, H * BLOCK_K, total * scale, BLOCK_K)
 
 
 @triton.jit
 def _backward_slots(
     q_content, q_far, q_near, key, value, r_far, r_near, valid, segments, lse, delta, d_out,
-    d_key, d_value, d_u, usage,
+    d_key, d_value, d_biases, usage,
     H, T, N, C, kv_batch, kv_stride, scale,
     SEPARATE: tl.constexpr, HAS_SEGMENTS: tl.constexpr, USAGE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -376,8 +359,8 @@ def _backward_slots(
         _store(d_key + at_slots, slots, end, 2 * H * BLOCK_K, dk * (scale * 0.6931471805599453), BLOCK_K)
         _store(d_value + at_slots, slots, end, 2 * H * BLOCK_K, dv, BLOCK_K)
         # u is added to all queries alike, so it gets each key times the sum of that slot's gradients.
-        to = d_u + (lane_head * tl.num_programs(0) + number) * BLOCK_K + columns
-        tl.store(to, tl.sum(received[:, None] * k.to(tl.float32), 0))
+        to = d_biases + ((0 if far else 1) * H + head) * BLOCK_K + columns
+        tl.atomic_add(to, tl.sum(received[:, None] * k.to(tl.float32), 0), sem="relaxed")
 
 
 def fused_attention(
@@ -394,7 +377,8 @@ def fused_attention(
     far, near = (x.transpose(0, 1) for x in (positions.far, positions.near))
     separate = positions.far is not positions.near
     inputs = (query, projected.key_value, *biases, near.to(query.dtype), far.to(query.dtype))
-    settings = (memory_valid, segment_ids, n_compressed, separate)
+    open_lanes = memory_valid.all(dim=1) if segment_ids is None else memory_valid.new_zeros(len(memory_valid))
+    settings = (memory_valid, open_lanes, segment_ids, n_compressed, separate)
     out, lse = attend(*inputs, *settings)
     usage = attention_received(*(x.detach() for x in inputs), *settings, lse) if with_usage else None
     return out.transpose(1, 2), usage
@@ -413,14 +397,13 @@ class _Tiles:
         self.biases = tuple(x.float().contiguous() for x in (u, v_far, v_near))
         self.slots = (key_value, key_value[:, :, 1], r_far.contiguous(), r_near.contiguous(), valid.contiguous())
         self.segments = valid if segments is None else segments.to(torch.int32).contiguous()
-        self.open = valid.all(dim=1) if segments is None else valid.new_zeros(B)
         self.scale = 1 / math.sqrt(K)
         self.sizes = (H, T, N, n_compressed, key_value.stride(0), key_value.stride(1))
         self.constants = {"SEPARATE": separate, "HAS_SEGMENTS": segments is not None, "BLOCK": BLOCK, "BLOCK_K": K}
         self.stages = _stages(K)
         self.n_blocks = triton.cdiv(T, BLOCK)
-        self.n_far = triton.cdiv(n_compressed, BLOCK) if separate else 0
-        self.n_near = triton.cdiv(N - (n_compressed if separate else 0), BLOCK)
+        n_far = n_compressed if separate else 0
+        self.n_slots = triton.cdiv(n_far, BLOCK) + triton.cdiv(N - n_far, BLOCK)
         self.lanes_heads = B * H
 
     def options(self, kernel: str) -> dict[str, Any]:
@@ -431,19 +414,20 @@ class _Tiles:
 @torch.library.custom_op("compressive::attend", mutates_args=())
 def attend(
     query: Tensor, key_value: Tensor, u: Tensor, v_near: Tensor, v_far: Tensor, r_near: Tensor, r_far: Tensor,
-    valid: Tensor, segments: Tensor | None, n_compressed: int, separate: bool,
+    valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attend: queries (B, T, H, K), keys and values (B, N, 2, H, K), biases (H, K), tables r (N + T, H, K).
 
-    valid (B, C + M) and segments (B, T) as in `relative_attention`. Where positions are not separate, give the near
-    ones twice. Returns (B, T, H, K), and the logarithm to base 2 of each query's sum of weights, (B, H, T).
+    valid (B, C + M) and segments (B, T) as in `relative_attention`; open_lanes (B,): lanes whose every query sees all
+    of its memory, which takes fewer masks. Where positions are not separate, give the near ones twice. Returns
+    (B, T, H, K), and the logarithm to base 2 of each query's sum of weights, (B, H, T).
     """
     B, T, H, _ = query.shape
     tiles = _Tiles(query, key_value, u, v_near, v_far, r_near, r_far, valid, segments, n_compressed, separate)
     out = torch.empty_like(tiles.query)
     lse = out.new_empty(B, H, T, dtype=torch.float32)
     _forward[(tiles.n_blocks, tiles.lanes_heads)](
-        tiles.query, *tiles.biases, *tiles.slots, tiles.open, tiles.segments, out, lse,
+        tiles.query, *tiles.biases, *tiles.slots, open_lanes, tiles.segments, out, lse,
         *tiles.sizes, tiles.scale * LOG2_E, **tiles.options("forward"),
     )  # fmt: skip
     return out, lse
@@ -452,60 +436,46 @@ def attend(
 @torch.library.custom_op("compressive::attend_backward", mutates_args=())
 def _attend_backward(
     query: Tensor, key_value: Tensor, u: Tensor, v_near: Tensor, v_far: Tensor, r_near: Tensor, r_far: Tensor,
-    valid: Tensor, segments: Tensor | None, n_compressed: int, separate: bool, out: Tensor, lse: Tensor, d_out: Tensor,
+    valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool,
+    out: Tensor, lse: Tensor, d_out: Tensor,
 ) -> list[Tensor]:  # fmt: skip
     tiles = _Tiles(query, key_value, u, v_near, v_far, r_near, r_far, valid, segments, n_compressed, separate)
-    B, T, H, K = query.shape
-    N, n_slots = key_value.shape[1], tiles.n_far + tiles.n_near
-    n_far = tiles.n_far + 1 if separate else 0  # a table has one block of its band more than there are tiles
-    n_bands = n_far + tiles.n_near + 1
+    H, K = query.shape[2:]
     d_out, delta = d_out.contiguous(), torch.empty_like(lse)
     q_content, q_near, d_query = (torch.empty_like(tiles.query) for _ in range(3))
     q_far = torch.empty_like(tiles.query) if separate else q_near
     d_key_value = torch.empty_like(tiles.slots[0])
-    d_query_sums = lse.new_empty(B, H, tiles.n_blocks, 2, K)
-    d_u_parts = lse.new_empty(B, H, n_slots, K)
-    bands = query.new_empty(tiles.lanes_heads * tiles.n_blocks * n_bands, BLOCK, K)
-    d_near, d_far = (torch.zeros_like(r, memory_format=torch.contiguous_format) for r in (r_near, r_far))
+    # Of u by compressed slots and by the others, of queries by compressed slots and by all: what is not u's is v's.
+    d_biases = lse.new_zeros(4, H, K)
+    d_tables = lse.new_zeros(2 if separate else 1, *r_near.shape)  # near, far
     _backward_queries[(tiles.n_blocks, tiles.lanes_heads)](
-        tiles.query, *tiles.biases, *tiles.slots, tiles.open, tiles.segments, out, lse, d_out,
-        delta, q_content, q_far, q_near, d_query, d_query_sums, bands,
-        *tiles.sizes, n_far, n_bands, tiles.scale * LOG2_E, **tiles.options("queries"),
+        tiles.query, *tiles.biases, *tiles.slots, open_lanes, tiles.segments, out, lse, d_out,
+        delta, q_content, q_far, q_near, d_query, d_biases, d_tables[-1], d_tables,
+        *tiles.sizes, tiles.scale * LOG2_E, **tiles.options("queries"),
     )  # fmt: skip
-    _backward_slots[(n_slots, tiles.lanes_heads)](
+    _backward_slots[(tiles.n_slots, tiles.lanes_heads)](
         q_content, q_far, q_near, *tiles.slots, tiles.segments, lse, delta, d_out,
-        d_key_value, d_key_value[:, :, 1], d_u_parts, lse,
+        d_key_value, d_key_value[:, :, 1], d_biases, lse,
         *tiles.sizes, tiles.scale * LOG2_E, USAGE=False, **tiles.options("slots"),
     )  # fmt: skip
-    for d_r, n_tiles, band, begin, far in (
-        (d_far, tiles.n_far, 0, 0, True),
-        (d_near, tiles.n_near, n_far, n_compressed if separate else 0, False),
-    ):
-        if n_tiles:
-            _sum_bands[(n_tiles + tiles.n_blocks, H)](
-                bands, d_r, B, H, T, N, tiles.n_blocks, n_bands, band, begin, n_compressed, tiles.scale,
-                FAR=far, LANES=4, BLOCK=BLOCK, BLOCK_K=K, num_warps=8,
-            )  # fmt: skip
-    # Both biases of a part are in its queries' gradient; what is not u's is v's.
-    u_far, u_near = (x.sum(dim=(0, 2)) for x in d_u_parts.split([tiles.n_far, tiles.n_near], dim=2))
-    q_sums = d_query_sums.sum(dim=(0, 2)).unbind(dim=1)
-    d_v_far = q_sums[0] - u_far if separate else torch.zeros_like(u_far)
-    d_v_near = q_sums[1] - q_sums[0] - u_near if separate else q_sums[0] - u_near
-    biases = [(d * tiles.scale).to(u.dtype) for d in (u_far + u_near, d_v_near, d_v_far)]
-    return [d_query, d_key_value, *biases, d_near, d_far]
+    u_far, u_near, q_first, q_all = (d_biases * tiles.scale).to(u.dtype)
+    d_u = u_far + u_near
+    d_v = [q_all - q_first - u_near, q_first - u_far] if separate else [q_first - u_near]
+    d_r = [torch.mul(d, tiles.scale, out=r_near.new_empty(r_near.shape)) for d in d_tables]
+    return [d_query, d_key_value, d_u, *d_v, *d_r]
 
 
 @torch.library.custom_op("compressive::attention_received", mutates_args=())
 def attention_received(
     query: Tensor, key_value: Tensor, u: Tensor, v_near: Tensor, v_far: Tensor, r_near: Tensor, r_far: Tensor,
-    valid: Tensor, segments: Tensor | None, n_compressed: int, separate: bool, lse: Tensor,
+    valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool, lse: Tensor,
 ) -> Tensor:  # fmt: skip
     """The mean over heads and queries of the attention each slot received, (B, N); weights are never stored."""
     B, T, H, _ = query.shape
     tiles = _Tiles(query, key_value, u, v_near, v_far, r_near, r_far, valid, segments, n_compressed, separate)
     received = lse.new_empty(B, H, key_value.shape[1])
     queries = [(query + bias).to(query.dtype) for bias in (u, v_far, v_near)]
-    _backward_slots[(tiles.n_far + tiles.n_near, tiles.lanes_heads)](
+    _backward_slots[(tiles.n_slots, tiles.lanes_heads)](
         *queries, *tiles.slots, tiles.segments, lse, lse, lse, lse, lse, lse, received,
         *tiles.sizes, tiles.scale * LOG2_E, USAGE=True, **tiles.options("slots"),
     )  # fmt: skip
@@ -521,10 +491,11 @@ def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 @_attend_backward.register_fake
 def _(
-    query: Tensor, key_value: Tensor, u: Tensor, v_near: Tensor, v_far: Tensor, r_near: Tensor, r_far: Tensor, *_: Any,
+    query: Tensor, key_value: Tensor, u: Tensor, v_near: Tensor, v_far: Tensor, r_near: Tensor, r_far: Tensor,
+    valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool, *_: Tensor,
 ) -> list[Tensor]:  # fmt: skip
-    inputs = (query, key_value, u, v_near, v_far, r_near, r_far)
-    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+    tables = (v_near, v_far, r_near, r_far) if separate else (v_near, r_near)
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key_value, u, *tables)]
 
 
 @attention_received.register_fake
@@ -541,10 +512,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, d_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, out, lse = ctx.saved_tensors
-    gradients: list[Tensor | None] = [*_attend_backward(*tensors, *ctx.settings, out, lse, d_out)]
-    if not ctx.settings[1]:
-        gradients[4] = gradients[6] = None  # the near ones have it all
-    return (*gradients, None, None, None, None)
+    d_query, d_key_value, d_u, *others = _attend_backward(*tensors, *ctx.settings, out, lse, d_out)
+    # Of tables that are the same, the near ones have all the gradient.
+    d_v_near, d_v_far, d_r_near, d_r_far = others if ctx.settings[1] else (others[0], None, others[1], None)
+    return d_query, d_key_value, d_u, d_v_near, d_v_far, d_r_near, d_r_far, *[None] * 5
 
 
 attend.register_autograd(_differentiate, setup_context=_keep)

@@ -45,6 +45,8 @@ class Step:
         rate = torch.tensor(options.learning_rate, device=self.device) if cuda else options.learning_rate
         self.optimiser = _optimiser(list(self.named.values()), rate, capturable=cuda)
         self.memory = model.initial_memory(lanes)
+        if options.precision == "bf16":  # as all products with it are; usage and flags stay
+            self.memory = self.memory.map(lambda x: x.bfloat16() if x.ndim == 3 else x)
         self.totals: list[Tensor] = []  # gradients since the last update, where updates are rarer than steps
         self.counted = torch.zeros((), device=self.device)  # and over how many steps
         self.accumulating = False
