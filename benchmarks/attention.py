@@ -1,16 +1,14 @@
 """Attention alone: the fused kernels against plain torch and against flash attention without positions.
 
-    python benchmarks/attention.py --size base --tune --json attention.json
+    python benchmarks/attention.py --size base --json attention.json
     TRITON_INTERPRET=1 python benchmarks/attention.py --size tiny     # that it runs, not how fast
 
 Times of forward, and of forward and backward, of one layer, median over repeats; errors against plain torch in
-float32; with --tune, every block size, warps and stages for each kernel. Two numbers bound it: products, at the
-device's peak, and bytes of queries, keys, values and their gradients, at its bandwidth.
+float32. Two numbers bound it: products, at the device's peak, and bytes of queries, keys, values and their gradients,
+at its bandwidth.
 """
 
 import argparse
-import contextlib
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +33,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--tune", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -53,8 +50,6 @@ def main() -> None:
         print(name, found[name], flush=True)
     found["errors of fused"] = case.errors()
     print("errors", found["errors of fused"], flush=True)
-    if options.tune:
-        found["tuning"] = tune(case, options.repeats, device)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
@@ -79,10 +74,9 @@ class Case:
     def inputs(self, dtype: torch.dtype | None = None) -> tuple[Projected, Biases, Positions]:
         """What both backends take."""
         query, keys, table, u, v = (x if dtype is None else x.to(dtype) for x in self.leaves)
-        key, value = keys.unbind(2)
         positions = table.transpose(0, 1)
         return (
-            Projected(*(x.transpose(1, 2) for x in (query, key, value))),
+            Projected(query.transpose(1, 2), keys),
             Biases(u, v, v),
             Positions(positions, positions),
         )
@@ -99,8 +93,8 @@ class Case:
 
     def flash(self) -> Tensor:
         """Attention without positions or masks: what a fused kernel takes at least."""
-        query, key, value = self.inputs()[0]
-        return F.scaled_dot_product_attention(query, key, value)
+        projected = self.inputs()[0]
+        return F.scaled_dot_product_attention(projected.query, projected.key, projected.value)
 
     def errors(self) -> dict[str, float]:
         """Largest difference from float32, as a share of the largest value, of the output and of each gradient."""
@@ -131,22 +125,6 @@ def timed(
             act()
         result[name] = 1000 * median_seconds(act, device, repeats)
     return result
-
-
-def tune(case: Case, repeats: int, device: torch.device) -> list[dict[str, object]]:
-    """Each kernel's warps and stages in turn, for every block size, the others as they are."""
-    rows: list[dict[str, object]] = []
-    before, block = dict(fused.LAUNCH), fused.BLOCK
-    for size, kernel, warps, stages in itertools.product((32, 64, 128), fused.LAUNCH, (4, 8), (1, 2, 3)):
-        fused.BLOCK, fused.LAUNCH[kernel] = size, (warps, stages)
-        with contextlib.suppress(Exception):  # too much shared memory, say
-            row = {"block": size, "kernel": kernel, "warps": warps, "stages": stages}
-            row |= {"times": timed(case.fused, case.leaves, repeats, device)}
-            rows.append(row)
-            print(row, flush=True)
-        fused.LAUNCH.update(before)
-    fused.BLOCK = block
-    return rows
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ def test_kernels_agree_with_the_readable_attention(fused, name, segmented, separ
     inputs = [x.float() for x in (query, key_value, u, v_near, v_far, r_near, r_far)]
     open_lanes = valid.all(dim=1) & (ids is None)
     rest = (valid, open_lanes, ids, C, separate)
-    got, lse = fused.attend(*inputs, *rest)
+    got, *kept = fused.attend(*inputs, *rest)
     torch.testing.assert_close(heads(got).double(), want, rtol=1e-5, atol=1e-5)
-    received = fused.attention_received(*inputs, *rest, lse)
+    received = fused.attention_received(inputs[1], *inputs[-2:], *rest, *kept)
     torch.testing.assert_close(received.double(), usage, rtol=1e-5, atol=1e-6)
     found = torch.autograd.grad(got, leaves, heads(gradient).float())
     for a, b in zip(found, expected, strict=True):
@@ -93,10 +93,8 @@ def test_half_precision(fused, size, separate):
     )
     gradient = torch.randn(want.shape, generator=draw).half().double()
     expected = [want, *torch.autograd.grad(want, leaves, gradient)]
-    halves = [x.half() for x in (query, key_value)], [x.float() for x in (u, v_near, v_far)]
-    got, _ = fused.attend(
-        *halves[0], *halves[1], r_near.half(), r_far.half(), valid, valid.all(dim=1), None, C, separate
-    )
+    inputs = [x.half() if x.ndim > 2 else x.float() for x in (query, key_value, u, v_near, v_far, r_near, r_far)]
+    got, *_ = fused.attend(*inputs, valid, valid.all(dim=1), None, C, separate)
     found = [got.transpose(1, 2), *torch.autograd.grad(got, leaves, gradient.transpose(1, 2).half())]
     for a, b in zip(found, expected, strict=True):
         assert (a - b).norm() < 0.02 * b.norm()
@@ -106,9 +104,10 @@ def test_shapes_are_known_without_running(fused):
     with torch.device("meta"):
         q, k, u, r = (torch.empty(shape) for shape in ((2, 8, 3, 16), (2, 20, 2, 3, 16), (3, 16), (28, 3, 16)))
         valid = torch.ones(2, 12, dtype=torch.bool)
-        out, lse = fused.attend(q, k, u, u, u, r, r, valid, valid[:, 0], None, 4, False)
-        received = fused.attention_received(q, k, u, u, u, r, r, valid, valid[:, 0], None, 4, False, lse)
-    assert (out.shape, lse.shape, received.shape) == ((2, 8, 3, 16), (2, 3, 8), (2, 20))
+        out, lse, queries = fused.attend(q, k, u, u, u, r, r, valid, valid[:, 0], None, 4, False)
+        received = fused.attention_received(k, r, r, valid, valid[:, 0], None, 4, False, lse, queries)
+    assert (out.shape, lse.shape, queries.shape) == ((2, 8, 3, 16), (2, 3, 8), (2, 2, 8, 3, 16))
+    assert received.shape == (2, 20)
 
 
 @pytest.mark.parametrize("model", [

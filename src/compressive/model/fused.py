@@ -165,11 +165,15 @@ def _open_until(open_lanes, lane, begin, end, BLOCK: tl.constexpr):
 
 @triton.jit
 def _forward(
-    query, u, v_far, v_near, key, value, r_far, r_near, valid, open_lanes, segments, out, lse,
+    query, u, v_far, v_near, key, value, r_far, r_near, valid, open_lanes, segments,
+    out, lse, q_content, q_far, q_near,
     H, T, N, C, kv_batch, kv_stride, scale,
     SEPARATE: tl.constexpr, HAS_SEGMENTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Attend; `scale` is for powers of two, and so is the logarithm of the sum of weights, `lse`."""
+    """Attend; `scale` is for powers of two, and so is the logarithm of the sum of weights, `lse`.
+
+    For the way back also come queries with their biases.
+    """
     first = tl.program_id(0) * BLOCK
     lane_head = tl.program_id(1)
     lane, head = (lane_head // H).to(tl.int64), lane_head % H
@@ -179,6 +183,7 @@ def _forward(
     value += lane * kv_batch + head * BLOCK_K
     q = _load(query + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
     qc = (q + tl.load(u + head * BLOCK_K + columns)[None, :]).to(q.dtype)
+    _store(q_content + at_queries, queries, T, H * BLOCK_K, qc, BLOCK_K)
 
     largest = tl.full([BLOCK], -1e30, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -191,6 +196,7 @@ def _forward(
         r = (r_far if far else r_near) + head * BLOCK_K
         v = (v_far if far else v_near) + head * BLOCK_K
         qp = (q + tl.load(v + columns)[None, :]).to(q.dtype)
+        _store((q_far if far else q_near) + at_queries, queries, T, H * BLOCK_K, qp, BLOCK_K)
         low = _by_row(qp, _load_table(r, begin - first - BLOCK + T + order, N + T, H * BLOCK_K, BLOCK_K))
         middle = _open_until(open_lanes, lane, begin, tl.minimum(end, N - T), BLOCK)
         for masked in tl.static_range(2):
@@ -221,15 +227,15 @@ def _forward(
 
 @triton.jit
 def _backward_queries(
-    query, u, v_far, v_near, key, value, r_far, r_near, valid, open_lanes, segments, out, lse, d_out,
-    delta, q_content, q_far, q_near, d_query, d_biases, d_r_far, d_r_near,
+    q_content, q_far, q_near, key, value, r_far, r_near, valid, open_lanes, segments, out, lse, d_out,
+    delta, d_query, d_biases, d_r_far, d_r_near,
     H, T, N, C, kv_batch, kv_stride, scale,
     SEPARATE: tl.constexpr, HAS_SEGMENTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Gradients of queries, and of the tables, to which all lanes and queries add.
 
-    Gradients of scores are without the factor 1/sqrt(K), which comes in at the end. On the way come, for the other
-    kernel, queries with their biases, and `delta`, the products of outputs and their gradients.
+    Gradients of scores are without the factor 1/sqrt(K), which comes in at the end. On the way comes `delta`, the
+    products of outputs and their gradients, for the other kernel.
     """
     first = tl.program_id(0) * BLOCK
     lane_head = tl.program_id(1)
@@ -238,9 +244,7 @@ def _backward_queries(
     queries, order, columns = first + tl.arange(0, BLOCK), _order(BLOCK), tl.arange(0, BLOCK_K)
     key += lane * kv_batch + head * BLOCK_K
     value += lane * kv_batch + head * BLOCK_K
-    q = _load(query + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
-    qc = (q + tl.load(u + head * BLOCK_K + columns)[None, :]).to(q.dtype)
-    _store(q_content + at_queries, queries, T, H * BLOCK_K, qc, BLOCK_K)
+    qc = _load(q_content + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
     do = _load(d_out + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
     o = _load(out + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
     mean = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
@@ -253,12 +257,10 @@ def _backward_queries(
         begin = 0 if part == 0 else C
         end = C if far else tl.minimum(N, N - T + first + BLOCK)
         r = (r_far if far else r_near) + head * BLOCK_K
-        v = (v_far if far else v_near) + head * BLOCK_K
-        qp = (q + tl.load(v + columns)[None, :]).to(q.dtype)
-        _store((q_far if far else q_near) + at_queries, queries, T, H * BLOCK_K, qp, BLOCK_K)
+        qp = _load((q_far if far else q_near) + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
         d_r = (d_r_far if far else d_r_near) + head * BLOCK_K
         low = _by_row(qp, _load_table(r, begin - first - BLOCK + T + order, N + T, H * BLOCK_K, BLOCK_K))
-        before = _pack(tl.zeros([BLOCK, BLOCK], tl.float32), q.dtype)  # gradients by row, of the tile before
+        before = _pack(tl.zeros([BLOCK, BLOCK], tl.float32), qc.dtype)  # gradients by row, of the tile before
         middle = _open_until(open_lanes, lane, begin, tl.minimum(end, N - T), BLOCK)
         for masked in tl.static_range(2):
             for at in range(middle if masked else begin, end if masked else middle, BLOCK):
@@ -289,7 +291,7 @@ def _backward_queries(
                 low = high
         # The second block of the last tile's band has no tile after it.
         last = tl.maximum(tl.cdiv(end - begin, BLOCK), 0) * BLOCK
-        by_row = _unpack(_from_both(_pack(tl.zeros([BLOCK, BLOCK], tl.float32), q.dtype), before, BLOCK), q.dtype)
+        by_row = _unpack(_from_both(_pack(tl.zeros([BLOCK, BLOCK], tl.float32), qc.dtype), before, BLOCK), qc.dtype)
         rows = begin + last - first - BLOCK + T + order
         dq = tl.dot(by_row, _load_table(r, rows, N + T, H * BLOCK_K, BLOCK_K), dq, input_precision="ieee")
         given = tl.dot(tl.trans(by_row), qp, input_precision="ieee")
@@ -301,7 +303,7 @@ def _backward_queries(
 
 @triton.jit
 def _backward_slots(
-    q_content, q_far, q_near, key, value, r_far, r_near, valid, segments, lse, delta, d_out,
+    q_content, q_far, q_near, key, value, r_far, r_near, valid, open_lanes, segments, lse, delta, d_out,
     d_key, d_value, d_biases, usage,
     H, T, N, C, kv_batch, kv_stride, scale,
     SEPARATE: tl.constexpr, HAS_SEGMENTS: tl.constexpr, USAGE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -374,13 +376,18 @@ def fused_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend as `relative_attention` does, without dropout."""
     query = projected.query.transpose(1, 2)  # (B, T, H, K), as the projection lies in memory
+    if query.device.type != "cuda" and isinstance(_forward, triton.JITFunction):
+        raise ValueError(f"attention='fused' on {query.device}: expected a GPU; use auto, or readable")
     far, near = (x.transpose(0, 1) for x in (positions.far, positions.near))
     separate = positions.far is not positions.near
     inputs = (query, projected.key_value, *biases, near.to(query.dtype), far.to(query.dtype))
     open_lanes = memory_valid.all(dim=1) if segment_ids is None else memory_valid.new_zeros(len(memory_valid))
     settings = (memory_valid, open_lanes, segment_ids, n_compressed, separate)
-    out, lse = attend(*inputs, *settings)
-    usage = attention_received(*(x.detach() for x in inputs), *settings, lse) if with_usage else None
+    out, lse, queries = attend(*inputs, *settings)
+    usage = None
+    if with_usage:
+        slots = (x.detach() for x in (inputs[1], *inputs[-2:]))
+        usage = attention_received(*slots, *settings, lse, queries)
     return out.transpose(1, 2), usage
 
 
@@ -388,15 +395,15 @@ class _Tiles:
     """What the kernels are called with."""
 
     def __init__(
-        self, query: Tensor, key_value: Tensor, u: Tensor, v_near: Tensor, v_far: Tensor, r_near: Tensor, r_far: Tensor,
-        valid: Tensor, segments: Tensor | None, n_compressed: int, separate: bool,
+        self, key_value: Tensor, r_near: Tensor, r_far: Tensor, valid: Tensor, open_lanes: Tensor,
+        segments: Tensor | None, n_compressed: int, separate: bool,
     ) -> None:  # fmt: skip
-        B, T, H, K = query.shape
-        N = key_value.shape[1]
-        self.query, key_value = query.contiguous(), key_value.contiguous()
-        self.biases = tuple(x.float().contiguous() for x in (u, v_far, v_near))
-        self.slots = (key_value, key_value[:, :, 1], r_far.contiguous(), r_near.contiguous(), valid.contiguous())
-        self.segments = valid if segments is None else segments.to(torch.int32).contiguous()
+        B, N, _, H, K = key_value.shape
+        T = N - valid.shape[1]
+        key_value = key_value.contiguous()
+        self.slots = (key_value, key_value[:, :, 1], r_far.contiguous(), r_near.contiguous())
+        ids = valid if segments is None else segments.to(torch.int32).contiguous()
+        self.masks = (valid.contiguous(), open_lanes, ids)
         self.scale = 1 / math.sqrt(K)
         self.sizes = (H, T, N, n_compressed, key_value.stride(0), key_value.stride(1))
         self.constants = {"SEPARATE": separate, "HAS_SEGMENTS": segments is not None, "BLOCK": BLOCK, "BLOCK_K": K}
@@ -415,50 +422,51 @@ class _Tiles:
 def attend(
     query: Tensor, key_value: Tensor, u: Tensor, v_near: Tensor, v_far: Tensor, r_near: Tensor, r_far: Tensor,
     valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Attend: queries (B, T, H, K), keys and values (B, N, 2, H, K), biases (H, K), tables r (N + T, H, K).
 
     valid (B, C + M) and segments (B, T) as in `relative_attention`; open_lanes (B,): lanes whose every query sees all
     of its memory, which takes fewer masks. Where positions are not separate, give the near ones twice. Returns
-    (B, T, H, K), and the logarithm to base 2 of each query's sum of weights, (B, H, T).
+    (B, T, H, K), and what the way back needs: the logarithm to base 2 of each query's sum of weights, (B, H, T), and
+    queries with their biases, content, near and, where it differs, far, (2 or 3, B, T, H, K).
     """
     B, T, H, _ = query.shape
-    tiles = _Tiles(query, key_value, u, v_near, v_far, r_near, r_far, valid, segments, n_compressed, separate)
-    out = torch.empty_like(tiles.query)
-    lse = out.new_empty(B, H, T, dtype=torch.float32)
+    tiles = _Tiles(key_value, r_near, r_far, valid, open_lanes, segments, n_compressed, separate)
+    out = query.new_empty(query.shape)
+    queries = query.new_empty(3 if separate else 2, *query.shape)
+    lse = query.new_empty(B, H, T, dtype=torch.float32)
     _forward[(tiles.n_blocks, tiles.lanes_heads)](
-        tiles.query, *tiles.biases, *tiles.slots, open_lanes, tiles.segments, out, lse,
+        query.contiguous(), *(x.float().contiguous() for x in (u, v_far, v_near)), *tiles.slots, *tiles.masks,
+        out, lse, queries[0], queries[-1], queries[1],
         *tiles.sizes, tiles.scale * LOG2_E, **tiles.options("forward"),
     )  # fmt: skip
-    return out, lse
+    return out, lse, queries
 
 
 @torch.library.custom_op("compressive::attend_backward", mutates_args=())
 def _attend_backward(
-    query: Tensor, key_value: Tensor, u: Tensor, v_near: Tensor, v_far: Tensor, r_near: Tensor, r_far: Tensor,
-    valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool,
-    out: Tensor, lse: Tensor, d_out: Tensor,
+    key_value: Tensor, r_near: Tensor, r_far: Tensor, valid: Tensor, open_lanes: Tensor, segments: Tensor | None,
+    n_compressed: int, separate: bool, out: Tensor, lse: Tensor, queries: Tensor, d_out: Tensor,
 ) -> list[Tensor]:  # fmt: skip
-    tiles = _Tiles(query, key_value, u, v_near, v_far, r_near, r_far, valid, segments, n_compressed, separate)
-    H, K = query.shape[2:]
-    d_out, delta = d_out.contiguous(), torch.empty_like(lse)
-    q_content, q_near, d_query = (torch.empty_like(tiles.query) for _ in range(3))
-    q_far = torch.empty_like(tiles.query) if separate else q_near
-    d_key_value = torch.empty_like(tiles.slots[0])
+    """Gradients of queries, keys and values, u, v near and far, r near and far; without the far ones if the same."""
+    tiles = _Tiles(key_value, r_near, r_far, valid, open_lanes, segments, n_compressed, separate)
+    H, K = out.shape[2:]
+    d_out, delta, d_query = d_out.contiguous(), torch.empty_like(lse), torch.empty_like(out)
+    d_key_value = key_value.new_empty(key_value.shape)
     # Of u by compressed slots and by the others, of queries by compressed slots and by all: what is not u's is v's.
     d_biases = lse.new_zeros(4, H, K)
     d_tables = lse.new_zeros(2 if separate else 1, *r_near.shape)  # near, far
     _backward_queries[(tiles.n_blocks, tiles.lanes_heads)](
-        tiles.query, *tiles.biases, *tiles.slots, open_lanes, tiles.segments, out, lse, d_out,
-        delta, q_content, q_far, q_near, d_query, d_biases, d_tables[-1], d_tables,
+        queries[0], queries[-1], queries[1], *tiles.slots, *tiles.masks, out, lse, d_out,
+        delta, d_query, d_biases, d_tables[-1], d_tables,
         *tiles.sizes, tiles.scale * LOG2_E, **tiles.options("queries"),
     )  # fmt: skip
     _backward_slots[(tiles.n_slots, tiles.lanes_heads)](
-        q_content, q_far, q_near, *tiles.slots, tiles.segments, lse, delta, d_out,
+        queries[0], queries[-1], queries[1], *tiles.slots, *tiles.masks, lse, delta, d_out,
         d_key_value, d_key_value[:, :, 1], d_biases, lse,
         *tiles.sizes, tiles.scale * LOG2_E, USAGE=False, **tiles.options("slots"),
     )  # fmt: skip
-    u_far, u_near, q_first, q_all = (d_biases * tiles.scale).to(u.dtype)
+    u_far, u_near, q_first, q_all = d_biases * tiles.scale
     d_u = u_far + u_near
     d_v = [q_all - q_first - u_near, q_first - u_far] if separate else [q_first - u_near]
     d_r = [torch.mul(d, tiles.scale, out=r_near.new_empty(r_near.shape)) for d in d_tables]
@@ -467,54 +475,60 @@ def _attend_backward(
 
 @torch.library.custom_op("compressive::attention_received", mutates_args=())
 def attention_received(
-    query: Tensor, key_value: Tensor, u: Tensor, v_near: Tensor, v_far: Tensor, r_near: Tensor, r_far: Tensor,
-    valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool, lse: Tensor,
+    key_value: Tensor, r_near: Tensor, r_far: Tensor, valid: Tensor, open_lanes: Tensor, segments: Tensor | None,
+    n_compressed: int, separate: bool, lse: Tensor, queries: Tensor,
 ) -> Tensor:  # fmt: skip
     """The mean over heads and queries of the attention each slot received, (B, N); weights are never stored."""
-    B, T, H, _ = query.shape
-    tiles = _Tiles(query, key_value, u, v_near, v_far, r_near, r_far, valid, segments, n_compressed, separate)
+    tiles = _Tiles(key_value, r_near, r_far, valid, open_lanes, segments, n_compressed, separate)
+    B, H, T = lse.shape
     received = lse.new_empty(B, H, key_value.shape[1])
-    queries = [(query + bias).to(query.dtype) for bias in (u, v_far, v_near)]
     _backward_slots[(tiles.n_slots, tiles.lanes_heads)](
-        *queries, *tiles.slots, tiles.segments, lse, lse, lse, lse, lse, lse, received,
+        queries[0], queries[-1], queries[1], *tiles.slots, *tiles.masks, lse, lse, lse, lse, lse, lse, received,
         *tiles.sizes, tiles.scale * LOG2_E, USAGE=True, **tiles.options("slots"),
     )  # fmt: skip
     return received.mean(dim=1) / T
 
 
 @attend.register_fake
-def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    B, T, H, _K = query.shape
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    return out, query.new_empty(B, H, T, dtype=torch.float32)
+def _(
+    query: Tensor, key_value: Tensor, u: Tensor, v_near: Tensor, v_far: Tensor, r_near: Tensor, r_far: Tensor,
+    valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    B, T, H, _ = query.shape
+    out, queries = query.new_empty(query.shape), query.new_empty(3 if separate else 2, *query.shape)
+    return out, query.new_empty(B, H, T, dtype=torch.float32), queries
 
 
 @_attend_backward.register_fake
 def _(
-    query: Tensor, key_value: Tensor, u: Tensor, v_near: Tensor, v_far: Tensor, r_near: Tensor, r_far: Tensor,
-    valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool, *_: Tensor,
+    key_value: Tensor, r_near: Tensor, r_far: Tensor, valid: Tensor, open_lanes: Tensor, segments: Tensor | None,
+    n_compressed: int, separate: bool, out: Tensor, lse: Tensor, *_: Tensor,
 ) -> list[Tensor]:  # fmt: skip
-    tables = (v_near, v_far, r_near, r_far) if separate else (v_near, r_near)
-    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key_value, u, *tables)]
+    n, bias = 2 if separate else 1, lse.new_empty(out.shape[2:])
+    tables = [r_near.new_empty(r_near.shape) for _ in range(n)]
+    new = [x.new_empty(x.shape) for x in (out, key_value)]
+    return [*new, *(torch.empty_like(bias) for _ in range(1 + n)), *tables]
 
 
 @attention_received.register_fake
-def _(query: Tensor, key_value: Tensor, *_: Any) -> Tensor:
-    return query.new_empty(*key_value.shape[:2], dtype=torch.float32)
+def _(key_value: Tensor, *_: Any) -> Tensor:
+    return key_value.new_empty(*key_value.shape[:2], dtype=torch.float32)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, n_compressed, separate = inputs
-    ctx.save_for_backward(*tensors, *output)
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, key_value, u, _, _, r_near, r_far, *masks, n_compressed, separate = inputs
+    ctx.save_for_backward(key_value, r_near, r_far, *masks, *output)
     ctx.settings = n_compressed, separate
-    ctx.mark_non_differentiable(output[1])
+    ctx.kind = u.dtype
+    ctx.mark_non_differentiable(*output[1:])
 
 
-def _differentiate(ctx: Any, d_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, out, lse = ctx.saved_tensors
-    d_query, d_key_value, d_u, *others = _attend_backward(*tensors, *ctx.settings, out, lse, d_out)
+def _differentiate(ctx: Any, d_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    *inputs, out, lse, queries = ctx.saved_tensors
+    d_query, d_key_value, d_u, *others = _attend_backward(*inputs, *ctx.settings, out, lse, queries, d_out)
     # Of tables that are the same, the near ones have all the gradient.
     d_v_near, d_v_far, d_r_near, d_r_far = others if ctx.settings[1] else (others[0], None, others[1], None)
+    d_u, d_v_near, d_v_far = (None if d is None else d.to(ctx.kind) for d in (d_u, d_v_near, d_v_far))
     return d_query, d_key_value, d_u, d_v_near, d_v_far, d_r_near, d_r_far, *[None] * 5
 
 

@@ -1,0 +1,115 @@
+"""Do the fused kernels train as plain torch does? The same run both ways, and gradients at the weights it ends with.
+
+    python experiments/fused_training.py --source enwik8.xz --out runs/fused --steps 2000 --batch 4 \
+        --results experiments/results/fused-training-h200.json
+
+One run with the readable attention, eager, and one with the fused one, compiled: the same seed, lanes and schedule.
+Then bf16 gradients of one batch, fused and readable, eager and compiled, against those of the readable in float32.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from compressive.config import RunConfig
+from compressive.data.corpus import Lanes
+from compressive.data.prepare import prepare
+from compressive.run import Run
+from compressive.trained import Trained
+from compressive.training.loop import describe_environment, train
+
+WAYS = {"readable, eager": ("readable", False), "fused, compiled": ("fused", True)}
+
+
+def main() -> None:
+    """Prepare, train both ways, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--out", type=Path, default=Path("runs/fused"))
+    parser.add_argument("--preset", default="enwik8-base")
+    parser.add_argument("--steps", type=int, default=2_000)
+    parser.add_argument("--warmup", type=int, default=1_000)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--results", type=Path, required=True)
+    options = parser.parse_args()
+    if not (options.data_dir / "enwik8" / "manifest.json").exists():
+        prepare("enwik8", (), options.source, options.data_dir, "bytes", 0, None, (0.9, 0.05, 0.05))
+    preset = RunConfig.from_preset(options.preset)
+    data = dataclasses.replace(preset.data, corpus="enwik8", data_dir=str(options.data_dir))
+    curves = {}
+    for name, (attention, compiled) in WAYS.items():
+        schedule = dataclasses.replace(
+            preset.train, steps=options.steps, warmup_steps=options.warmup,
+            decay_steps=max(1, options.steps - options.warmup), batch=options.batch, precision=options.precision,
+            attention=attention, compile=compiled, update_every=1, log_every=max(1, options.steps // 40),
+            eval_every=0, sample_every=0, checkpoint_every=options.steps,
+        )  # fmt: skip
+        run = Run.create(options.out / name.replace(", ", "-"), RunConfig(preset.model, data, schedule))
+        train(run)
+        curves[name] = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    found = {
+        "what": "the same run with the readable attention, eager, and with the fused one, compiled and captured",
+        "config": dataclasses.asdict(run.config),
+        "environment": describe_environment(),
+        "gradients at the last weights of the fused run, relative error against float32": gradients(run),
+        "largest difference of the curves, bits": difference(curves),
+        "curves": curves,
+    }
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    options.results.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in found.items() if key not in ("curves", "config")}, indent=1))
+
+
+def difference(curves: dict[str, list[dict[str, float]]]) -> float:
+    """Between training losses of the same steps, in bits."""
+    bits = [[row["bits"] for row in rows if row.get("bits") is not None] for rows in curves.values()]
+    return max(abs(a - b) for a, b in zip(*bits, strict=True))
+
+
+def gradients(run: Run) -> dict[str, dict[str, float]]:
+    """Errors of the gradients of one batch, of all parameters and of the worst."""
+    trained, device = Trained.load(run), torch.device(run.config.train.device.replace("auto", "cuda"))
+    if not torch.cuda.is_available():
+        device = torch.device("cpu")
+    model = trained.model(trained.config, str(device)).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    batch, window = run.config.train.batch, model.config.window
+    lanes, memory = Lanes(run.corpus().split("train"), batch), model.initial_memory(batch)
+    model.trunk.use_attention("readable")
+    for i in range(8):
+        x, y = (torch.from_numpy(np.array(view)).to(device).long() for view in lanes.window(i * window, window))
+        with torch.no_grad():
+            before, memory = memory, model(x, memory).memory
+    names = [name for name, _ in model.named_parameters()]
+
+    def measure(attention: str, compiled: bool, half: bool) -> list[torch.Tensor]:
+        model.trunk.use_attention(attention)  # type: ignore[arg-type]
+        forward = torch.compile(model, fullgraph=True) if compiled else model
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            out = forward(x, before, targets=y)
+        found = torch.autograd.grad(out.nll.mean() + out.compression_loss, list(model.parameters()), allow_unused=True)
+        return [torch.zeros(()) if g is None else g.double().cpu() for g in found]
+
+    exact = measure("readable", False, False)
+    result = {}
+    for name, (attention, compiled) in WAYS.items() | {("fused, eager", ("fused", False))}:
+        found = measure(attention, compiled, True)
+        errors = [float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in zip(found, exact, strict=True)]
+        worst = max(range(len(errors)), key=errors.__getitem__)
+        total = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(found, exact, strict=True)))
+        whole = math.sqrt(sum(float(b.square().sum()) for b in exact))
+        result[name] = {"all parameters": total / whole, f"worst, {names[worst]}": errors[worst]}
+    return result
+
+
+if __name__ == "__main__":
+    main()
