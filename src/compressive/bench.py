@@ -97,6 +97,7 @@ def ours(config: RunConfig, device: torch.device) -> Subject:
     torch.manual_seed(0)
     with torch.device(device):
         model = CompressiveLM(config.model).train()
+    model.trunk.use_attention(config.train.attention)
     window = World(device=device).wrap(model, config.train)
     x, y = random_tokens(config, device), random_tokens(config, device)
     prompt, memory = x[0].repeat(prompt_windows(config)), model.initial_memory(config.train.batch)
