@@ -1,4 +1,4 @@
-"""The side-by-side benchmark, with stand-ins for the other packages: what is asked of them, and what is made of it."""
+"""Benchmarks: the side-by-side one, with stand-ins for the other packages, and how cost grows."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ from torch import nn
 
 from compressive.config import ModelConfig, RunConfig, TrainConfig
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "peers.py"
+SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 CPU = torch.device("cpu")
 MODEL = ModelConfig(
     n_layers=2, d_model=32, n_heads=2, d_ff=48, window=16, memory_size=16, compressed_size=8, compression_rate=4
@@ -20,12 +20,21 @@ MODEL = ModelConfig(
 CONFIG = RunConfig(model=MODEL, train=TrainConfig(batch=2))
 
 
-@pytest.fixture(scope="module")
-def peers():
-    spec = importlib.util.spec_from_file_location("peers", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def peers():
+    return load("peers")
+
+
+@pytest.fixture(scope="module")
+def growth():
+    return load("growth")
 
 
 class Net(nn.Module):
@@ -130,3 +139,51 @@ def test_an_unknown_row_is_refused(peers, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         peers.main()
     assert "no row mine; choose from ours," in capsys.readouterr().err
+
+
+def test_growth_fits_the_paper_s_formula(growth):
+    """Made-up points: a line is found again, what compresses nothing or failed is left out, what is off is seen."""
+
+    def run(point):
+        if point.window == 256:
+            return {"error": "OutOfMemoryError: too long"}
+        time = 7.0 + 0.5 * (64 + 64 + point.compressed) if point.compressed else 1.0
+        return {"ms per step": time, "µs per token": time, "peak GiB": 2.0 if point.compressed == 128 else 1.0}
+
+    size = growth.SIZES["tiny"]
+    sweeps = growth.sweeps_of(64, (0, 64, 128, 256), (64, 256))
+    rows = growth.measured(sweeps, size, 1, run)
+    assert [row["batch"] for row in rows] == [8, 8, 8, 8, 8, 2]
+    assert [row["memory"] for row in rows] == [64] * 5 + [256]
+    assert rows[1] == rows[4] | {"sweep": "compressed size"}  # both sweeps have it, it is measured once
+    line = growth.fit(rows, "compressed size", "readable", "µs per token")
+    assert (line["constant"], line["per 1000 slots"]) == (pytest.approx(7), pytest.approx(500))
+    assert line["furthest off"] < 1e-9
+    assert growth.fit(rows, "compressed size", "readable", "peak GiB")["furthest off"] > 0.3
+    alone = growth.fit(rows, "window", "readable", "µs per token")
+    assert growth.describe(alone).endswith("1 points measured, a line needs two")
+    assert "window 256, compressed 256: OutOfMemoryError: too long" in growth.caption(rows)
+
+
+def test_growth_keeps_the_fastest_round_and_any_error(growth):
+    slow, fast, error = {"ms per step": 2.0}, {"ms per step": 1.0}, {"error": "E: no"}
+    assert growth.fastest([slow, fast, slow]) == fast
+    assert growth.fastest([fast, error]) == error
+
+
+def test_growth_measures_writes_and_draws(growth, tmp_path, capsys, monkeypatch):
+    """Three points for real, one of which cannot be: a row that says so."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(
+        sys, "argv", ["growth.py", "--size", "tiny", "--compressed", "32,1024,-1", "--windows", "", "--steps", "1",
+                      "--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")],
+    )  # fmt: skip
+    growth.main()
+    assert "readable, window 64, compressed -1: ValueError: " in capsys.readouterr().out
+    saved = json.loads((tmp_path / "rows.json").read_text())
+    small, large, broken = saved["rows"]
+    assert small["µs per token"] == pytest.approx(1000 * small["ms per step"] / 512)
+    assert small["peak GiB"] < large["peak GiB"]
+    assert "compressed_size" in broken["error"]
+    assert [line["figure"] for line in saved["fits"] if "constant" in line] == ["µs per token", "peak GiB"]
+    assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")

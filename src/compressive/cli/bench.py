@@ -2,6 +2,8 @@
 
 compressive bench
 compressive bench enwik8-base pg19 --batch 8 16 32 --precision bf16 --compile --json bench.json
+
+How cost grows with memory and window is measured by benchmarks/growth.py, other people's models by benchmarks/peers.py.
 """
 
 from dataclasses import dataclass

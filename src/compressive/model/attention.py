@@ -199,16 +199,28 @@ def relative_attention(
     query, key, value = projected.query, projected.key, projected.value
     T, N = query.shape[-2], key.shape[-2]
     content = (query + biases.content[:, None]) @ key.transpose(-1, -2)
-    # The rows of the table that slots [0, C) and [C, N) need for queries 0 to T-1.
-    far = (query + biases.far[:, None]) @ positions.far[:, : n_compressed + T].transpose(-1, -2)
-    near = (query + biases.near[:, None]) @ positions.near[:, n_compressed:].transpose(-1, -2)
-    position = torch.cat([relative_shift(far, n_compressed), relative_shift(near, N - n_compressed)], dim=-1)
+    separate = positions.far is not positions.near
+    first = n_compressed if separate else 0  # the first slot that near codes are for
+    position = relative_shift(by_distance(query + biases.near[:, None], positions.near[:, first:]), N - first)
+    if separate:
+        far = by_distance(query + biases.far[:, None], positions.far[:, : n_compressed + T])
+        position = torch.cat([relative_shift(far, n_compressed), position], dim=-1)
 
     scores = (precise(content) + precise(position)) / math.sqrt(query.shape[-1])
-    visible = visibility(memory_valid, segment_ids, T)
-    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(dim=-1)
+    # Added rather than filled in: a tenth of the time on a CPU, and no pass of its own backwards.
+    mask = torch.where(visibility(memory_valid, segment_ids, T), 0.0, -torch.inf)
+    weights = (scores + mask[:, None].to(scores.dtype)).softmax(dim=-1)
     usage = weights.mean(dim=(1, 2)) if with_usage else None
     return F.dropout(weights, dropout).to(value.dtype) @ value, usage
+
+
+def by_distance(query: Tensor, code: Tensor) -> Tensor:
+    """Products of queries (B, H, T, K) with the codes of distances (H, distances, K): (B, H, T, distances).
+
+    One product per head for all lanes together, as codes are the same in every lane.
+    """
+    lanes_as_one = query.transpose(0, 1).flatten(1, 2) @ code.transpose(-1, -2)
+    return torch.unflatten(lanes_as_one, 1, (query.shape[0], -1)).transpose(0, 1)
 
 
 def relative_shift(scores: Tensor, n_slots: int) -> Tensor:

@@ -1,0 +1,259 @@
+"""How cost grows: time per token of a training step, and memory, by compressed size and by window.
+
+    python benchmarks/growth.py --size base --json growth.json --plot growth.png
+    python benchmarks/growth.py --size tiny --json growth.json --plot growth.png     # a minute or two on a CPU
+
+The paper gives attention a cost of O(n_s² + n_s (n_m + n_cm)) per window, which is a + b (n_s + n_m + n_cm) per
+token; a line of that shape is fitted to each sweep, and the picture shows how far measured points are off it. One
+sweep enlarges compressed memory and leaves all else; the other enlarges the window, both memories as large as it, with
+fewer lanes for longer windows, so that a step always reads as many tokens. Slopes differ: slots are also projected to
+keys and values, once per window, which the formula leaves out and a longer window shares among more tokens.
+
+Random tokens, nothing compiled, bf16 on a GPU and fp32 on a CPU, every point in a process of its own; one that fails
+says why. On a machine that others use too, --rounds measures all points in turns and keeps each one's fastest.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from compressive import bench
+from compressive.bench import Row
+from compressive.config import Attention, ModelConfig, RunConfig, TrainConfig
+from compressive.run import pick_device
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model, how many tokens a step of it reads, and the sweeps."""
+
+    model: ModelConfig
+    tokens: int
+    compressed: tuple[int, ...]
+    windows: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is measured at once."""
+
+    attention: Attention
+    window: int
+    compressed: int
+
+
+SIZES = {
+    "tiny": Size(
+        ModelConfig(n_layers=2, d_model=128, n_heads=4, d_ff=512, window=64, memory_size=64),
+        tokens=512, compressed=(0, 64, 128, 256, 512, 1024), windows=(32, 64, 128, 256, 512),
+    ),
+    "base": Size(
+        ModelConfig(),
+        tokens=4096, compressed=(0, 256, 512, 1024, 2048, 4096, 8192), windows=(128, 256, 512, 1024, 2048),
+    ),
+}  # fmt: skip
+COLOURS = {"readable": "#2f6690", "fused": "#c8553d"}
+FIGURES = {
+    "µs per token": "µs per token of a training step",
+    "peak GiB": "peak memory in GiB" + ("" if torch.cuda.is_available() else ", of the process"),
+}
+
+
+def main() -> None:
+    """Measure and print; as a child, measure one point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="base" if torch.cuda.is_available() else "tiny")
+    parser.add_argument("--compressed", type=numbers, help="compressed sizes, with commas, if not the size's own")
+    parser.add_argument("--windows", type=numbers, help="windows, with commas, if not the size's own")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=1, help="how often every point is measured")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child is not None:
+        print(json.dumps(measure(Point(**json.loads(options.child)), SIZES[options.size], options.steps)))
+        return
+    size = SIZES[options.size]
+    sweeps = sweeps_of(
+        size.model.window,
+        size.compressed if options.compressed is None else options.compressed,
+        size.windows if options.windows is None else options.windows,
+    )
+
+    def run(point: Point) -> Row:
+        words = ["--size", options.size, "--steps", str(options.steps)]
+        return bench.in_own_process([__file__, *words, "--child", json.dumps(dataclasses.asdict(point))])
+
+    rows = measured(sweeps, size, options.rounds, run)
+    fits = [fit(rows, sweep, attention, key) for sweep in sweeps for attention in backends() for key in FIGURES]
+    bench.print_table(list({row["name"]: row for row in rows}.values()), f"one training step, {options.size}")
+    for line in fits:
+        print(describe(line))
+    if options.json:
+        what = f"how the cost of a training step grows, {options.size}; on a CPU memory is that of the process"
+        bench.write_results(options.json, what, " ".join(["python", *sys.argv]), rows, fits=fits)
+    if options.plot:
+        plot(rows, fits, options.size, options.plot)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Read numbers with commas between them."""
+    return tuple(int(word) for word in text.split(",") if word)
+
+
+def backends() -> tuple[Attention, ...]:
+    """What can compute attention here."""
+    fused = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+    return ("readable", "fused") if fused else ("readable",)
+
+
+def sweeps_of(window: int, compressed: tuple[int, ...], windows: tuple[int, ...]) -> dict[str, list[Point]]:
+    """The points of both sweeps, for all backends."""
+    return {
+        "compressed size": [Point(backend, window, size) for backend in backends() for size in compressed],
+        "window": [Point(backend, size, size) for backend in backends() for size in windows],
+    }
+
+
+def measured(sweeps: dict[str, list[Point]], size: Size, rounds: int, run: Callable[[Point], Row]) -> list[Row]:
+    """One row for every point of every sweep; a point that both have is measured once."""
+    found: dict[Point, list[Row]] = {point: [] for points in sweeps.values() for point in points}
+    for _ in range(rounds):
+        for point, rows in found.items():
+            print(f"measuring {name_of(point)}", file=sys.stderr)
+            rows.append(run(point))
+    return [
+        {"name": name_of(point), "sweep": sweep, **dataclasses.asdict(point), "memory": recent(point, size)}
+        | {"batch": size.tokens // point.window}
+        | fastest(found[point])
+        for sweep, points in sweeps.items()
+        for point in points
+    ]
+
+
+def name_of(point: Point) -> str:
+    """A point in words."""
+    return f"{point.attention}, window {point.window}, compressed {point.compressed}"
+
+
+def fastest(rounds: list[Row]) -> Row:
+    """The round whose steps took least, or the first error."""
+    return next((row for row in rounds if "error" in row), None) or min(rounds, key=lambda row: row["ms per step"])
+
+
+def recent(point: Point, size: Size) -> int:
+    """Recent memory is as large as the window, or as the size has it where the window is the size's own."""
+    memory = size.model.memory_size
+    assert isinstance(memory, int)
+    return memory if point.window == size.model.window else point.window
+
+
+def measure(point: Point, size: Size, steps: int) -> Row:
+    """Measure one point in this process."""
+    device = pick_device("auto")
+    model = dataclasses.replace(
+        size.model, window=point.window, memory_size=recent(point, size), compressed_size=point.compressed
+    )
+    precision = "bf16" if device.type == "cuda" else "fp32"
+    train = TrainConfig(batch=size.tokens // point.window, precision=precision, attention=point.attention)
+    config = RunConfig(model=model, train=train)
+    row = bench.measure(bench.ours(config, device), config, device, steps, generation=False)
+    return row | {"µs per token": 1e6 / row["tokens per second"]}
+
+
+def fit(rows: list[Row], sweep: str, attention: str, key: str) -> Row:
+    """Fit a + b (n_s + n_m + n_cm) to a sweep by least squares.
+
+    A model without compressed memory does not compress either, which is part of everything else's a: not fitted to.
+    """
+    found: Row = {"sweep": sweep, "attention": attention, "figure": key}
+    chosen = [row for row in rows if (row["sweep"], row["attention"]) == (sweep, attention)]
+    chosen = [row for row in chosen if key in row and row["compressed"] > 0]
+    slots, values = (np.array(column, float) for column in ([attended(r) for r in chosen], [r[key] for r in chosen]))
+    if len(set(slots)) < 2:
+        return found | {"error": f"{len(chosen)} points measured, a line needs two"}
+    slope, constant = np.polyfit(slots, values, 1)
+    off = np.abs(values / (constant + slope * slots) - 1).max()
+    return found | {"constant": float(constant), "per 1000 slots": float(1000 * slope), "furthest off": float(off)}
+
+
+def attended(row: Row) -> int:
+    """How many slots a token may attend to, n_s + n_m + n_cm."""
+    return int(row["window"] + row["memory"] + row["compressed"])
+
+
+def describe(line: Row) -> str:
+    """A fitted line in words."""
+    name = f"{line['attention']}, by {line['sweep']}, {line['figure']}: "
+    if "error" in line:
+        return name + line["error"]
+    formula = f"{line['constant']:.3g} + {line['per 1000 slots']:.3g} per 1,000 slots"
+    return f"{name}{formula}; no point further off than {line['furthest off']:.0%}"
+
+
+def plot(rows: list[Row], fits: list[Row], size: str, to: Path) -> None:
+    """Draw points and lines: a column for each sweep, a row for each figure."""
+    from compressive.analysis import plots
+
+    drawn = plots.figure(10, 7)
+    sweeps = list(dict.fromkeys(row["sweep"] for row in rows))
+    for across, (key, label) in zip(
+        drawn.subplots(len(FIGURES), len(sweeps), squeeze=False), FIGURES.items(), strict=True
+    ):
+        for axes, sweep in zip(across, sweeps, strict=True):
+            for line in fits:
+                if (line["sweep"], line["figure"]) == (sweep, key):
+                    draw_line(
+                        axes, [r for r in rows if (r["sweep"], r["attention"]) == (sweep, line["attention"])], line
+                    )
+            axes.set_ylim(bottom=0)
+            axes.legend(frameon=False, fontsize=8.5, loc="upper left")
+            others = "all else fixed" if sweep == "compressed size" else "both memories as large, tokens per step fixed"
+            plots.tidy(axes, f"{size}: {label}", f"{sweep}, {others}")
+    drawn.supxlabel(caption(rows), fontsize=8.5, color=plots.INK)
+    plots.save(drawn, to)
+
+
+def draw_line(axes: Any, sweep: list[Row], line: Row) -> None:
+    """Points of one backend and its line; what compresses nothing is hollow, what failed a cross on the axis."""
+    key, colour = line["figure"], COLOURS[line["attention"]]
+    by = "compressed" if line["sweep"] == "compressed size" else "window"
+    for row in sweep:
+        if key in row:
+            fill = colour if row["compressed"] else "white"
+            axes.plot(row[by], row[key], "o", color=colour, markerfacecolor=fill, markersize=5, zorder=3)
+        else:
+            axes.plot(row[by], 0, "x", color=colour, clip_on=False, zorder=3)
+    if "error" in line:
+        axes.plot([], [], "o", color=colour, label=line["attention"])
+        return
+    ends = sorted((row for row in sweep if key in row), key=attended)
+    heights = [line["constant"] + line["per 1000 slots"] * attended(row) / 1000 for row in ends]
+    axes.plot([row[by] for row in ends], heights, color=colour, linewidth=1.2, alpha=0.7, label=line["attention"])
+
+
+def caption(rows: list[Row]) -> str:
+    """What the picture shows and what was fitted."""
+    lines = [
+        "Points: measured. Lines: a + b (n_s + n_m + n_cm), the paper's n_s² + n_s (n_m + n_cm) among n_s tokens;",
+        "a and b by least squares over the filled points of each line: a is all that does not depend on memory sizes.",
+    ]
+    if any(row["compressed"] == 0 for row in rows):
+        lines.append("Hollow: no compressed memory, so nothing is compressed either; not fitted to.")
+    if failed := {row["name"]: row["error"] for row in rows if "error" in row}:
+        lines += ["Crosses could not be measured:", *(f"{name}: {error[:90]}" for name, error in failed.items())]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
