@@ -55,6 +55,7 @@ class RelativeAttention(nn.Module):
         self.relative = nn.Linear(D, D, bias=False)  # W_r
         self.content_bias = nn.Parameter(torch.zeros(H, K))  # u
         self.position_bias = nn.Parameter(torch.zeros(H, K))  # v
+        self.joined: Tensor | None = None  # W_q, W_k and W_v in one, while they are only stepped with
         # The authors' released code gives compressed slots a W_r and v of their own; the paper does not speak of it.
         self.separate = config.compressed_positions == "separate"
         if self.separate:
@@ -65,6 +66,14 @@ class RelativeAttention(nn.Module):
         """Queries from the window (B, T, D), keys and values from all slots (B, N, D), each projected once."""
         key, value = self.key_value(slots).chunk(2, dim=-1)
         return Projected(self._heads(self.query(window)), self._heads(key), self._heads(value))
+
+    def project_one(self, x: Tensor) -> Projected:
+        """Query, key and value, (B, H, K) each, of one position per lane (B, D)."""
+        if self.joined is None:
+            projected = torch.cat([self.query(x), self.key_value(x)], dim=-1)
+        else:
+            projected = F.linear(x, self.joined)
+        return Projected(*torch.unflatten(projected, -1, (3, self.n_heads, -1)).unbind(dim=1))
 
     def project_frozen(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of slots, with no gradient to the weights: Algorithm 2, line 5."""
@@ -194,27 +203,31 @@ def step_attention(
     value: Tensor,
     biases: Biases,
     positions: Positions,
-    query_slot: Tensor,
-    visible: Tensor,
+    distance: Tensor,
+    hidden: Tensor,
     n_compressed: int,
 ) -> tuple[Tensor, Tensor]:
     """Attend from one position per lane to cached keys and values.
 
-    query (B, H, K); key and value (B, H, N, K); positions for the distances 0 to N-1; query_slot (B,), the slot
-    that each lane's query sits at; visible (B, N). Returns (B, H, K) and the attention weights averaged over
-    heads, (B, N).
+    query (B, H, K); key and value (B, H, N, K); positions for the distances 0 to N-1; distance (B, N), from each
+    lane's query back to each slot; hidden (B, N), the slots that it may not see. Returns (B, H, K) and the
+    attention weights (B, H, N).
     """
-    slots = torch.arange(key.shape[-2], device=key.device)
-    distance = (query_slot[:, None] - slots).clamp(min=0)[:, None].expand(-1, query.shape[1], -1)
-    content = torch.einsum("bhk,bhnk->bhn", query + biases.content, key)
-    near = torch.einsum("bhk,hnk->bhn", query + biases.near, positions.near)
-    far = near
-    if positions.far is not positions.near:
-        far = torch.einsum("bhk,hnk->bhn", query + biases.far, positions.far)
-    position = torch.where(slots < n_compressed, far.gather(-1, distance), near.gather(-1, distance))
+    content = (key @ (query + biases.content)[..., None]).squeeze(-1)
+    index = distance.expand(query.shape[1], -1, -1)
+
+    def by_slot(bias: Tensor, table: Tensor, index: Tensor) -> Tensor:
+        by_distance = (query + bias).transpose(0, 1) @ table.transpose(1, 2)  # (H, B, N): one product for all lanes
+        return by_distance.gather(2, index).transpose(0, 1)
+
+    if positions.far is positions.near:
+        position = by_slot(biases.near, positions.near, index)
+    else:
+        far = by_slot(biases.far, positions.far, index[..., :n_compressed])
+        position = torch.cat([far, by_slot(biases.near, positions.near, index[..., n_compressed:])], dim=2)
     scores = (precise(content) + precise(position)) / math.sqrt(query.shape[-1])
-    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(dim=-1)
-    return torch.einsum("bhn,bhnk->bhk", weights.to(value.dtype), value), weights.mean(dim=1)
+    weights = scores.masked_fill_(hidden[:, None], -torch.inf).softmax(dim=-1)
+    return (weights.to(value.dtype)[:, :, None] @ value).squeeze(2), weights
 
 
 def precise(x: Tensor) -> Tensor:
