@@ -40,6 +40,14 @@ class Biases(NamedTuple):
     far: Tensor  # v for compressed slots
 
 
+class Now(NamedTuple):
+    """Where a step stands."""
+
+    position: Tensor  # (B,): in the window
+    distance: Tensor  # (B, N): how far back each slot lies, 0 for those to come
+    hidden: Tensor  # (B, N), bool: slots that may not be seen
+
+
 class RelativeAttention(nn.Module):
     """Multi-head attention of a window over both memories and itself."""
 
@@ -55,7 +63,9 @@ class RelativeAttention(nn.Module):
         self.relative = nn.Linear(D, D, bias=False)  # W_r
         self.content_bias = nn.Parameter(torch.zeros(H, K))  # u
         self.position_bias = nn.Parameter(torch.zeros(H, K))  # v
-        self.joined: Tensor | None = None  # W_q, W_k and W_v in one, while they are only stepped with
+        # How single steps are taken; `generation/stepper.py: for_steps` knows faster ways.
+        self.joined: Tensor | None = None  # W_q, W_k and W_v in one
+        self.attend_one = step_attention
         # The authors' released code gives compressed slots a W_r and v of their own; the paper does not speak of it.
         self.separate = config.compressed_positions == "separate"
         if self.separate:
@@ -198,23 +208,27 @@ def visibility(memory_valid: Tensor, segment_ids: Tensor | None, n_queries: int)
 
 
 def step_attention(
-    query: Tensor,
+    new: Projected,
     key: Tensor,
     value: Tensor,
     biases: Biases,
     positions: Positions,
-    distance: Tensor,
-    hidden: Tensor,
+    now: Now,
     n_compressed: int,
-) -> tuple[Tensor, Tensor]:
-    """Attend from one position per lane to cached keys and values.
+    n_memory: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Write one position per lane, (B, H, K) each, into cached keys and values (B, H, N, K), and attend from it.
 
-    query (B, H, K); key and value (B, H, N, K); positions for the distances 0 to N-1; distance (B, N), from each
-    lane's query back to each slot; hidden (B, N), the slots that it may not see. Returns (B, H, K) and the
-    attention weights (B, H, N).
+    positions for the distances 0 to N-1. Returns (B, H, K), and the attention weights (B, H, N), which faster ways of
+    doing this may leave out.
     """
-    content = (key @ (query + biases.content)[..., None]).squeeze(-1)
-    index = distance.expand(query.shape[1], -1, -1)
+    query = new.query
+    index = now.position[:, None, None, None].expand(-1, query.shape[1], -1, query.shape[2])
+    for slots, entering in ((key, new.key), (value, new.value)):
+        slots[:, :, n_memory:].scatter_(2, index, entering[:, :, None].to(slots.dtype))
+
+    content = ((query + biases.content)[:, :, None] @ key.transpose(2, 3)).squeeze(2)
+    index = now.distance.expand(query.shape[1], -1, -1)
 
     def by_slot(bias: Tensor, table: Tensor, index: Tensor) -> Tensor:
         by_distance = (query + bias).transpose(0, 1) @ table.transpose(1, 2)  # (H, B, N): one product for all lanes
@@ -226,7 +240,7 @@ def step_attention(
         far = by_slot(biases.far, positions.far, index[..., :n_compressed])
         position = torch.cat([far, by_slot(biases.near, positions.near, index[..., n_compressed:])], dim=2)
     scores = (precise(content) + precise(position)) / math.sqrt(query.shape[-1])
-    weights = scores.masked_fill_(hidden[:, None], -torch.inf).softmax(dim=-1)
+    weights = scores.masked_fill_(now.hidden[:, None], -torch.inf).softmax(dim=-1)
     return (weights.to(value.dtype)[:, :, None] @ value).squeeze(2), weights
 
 

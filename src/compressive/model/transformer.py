@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import Attention, ModelConfig
-from compressive.model.attention import Positions, Projected, RelativeAttention, sinusoids, step_attention
+from compressive.model.attention import Now, Positions, Projected, RelativeAttention, sinusoids
 from compressive.model.compression import COMPRESSORS
 from compressive.model.decoding import DecodingState, LayerCache
 from compressive.model.memory import (
@@ -43,14 +43,6 @@ class Pushed(NamedTuple):
     old: Evicted
     new: Tensor  # (B, n, D)
     new_valid: Tensor  # (B, n)
-
-
-class Now(NamedTuple):
-    """Where a step stands, as a layer needs to know it; slots are counted from the right, the window's last one last."""
-
-    position: Tensor  # (B,): in the window
-    distance: Tensor  # (B, N): how far back each slot lies, 0 for those to come
-    hidden: Tensor  # (B, N), bool: slots that may not be seen
 
 
 class Layer(nn.Module):
@@ -160,16 +152,13 @@ class Layer(nn.Module):
 
     def step(self, h: Tensor, cache: LayerCache, now: Now) -> tuple[Tensor, LayerCache]:
         """Lines 5 to 7 and 12 for one position per lane, h (B, D), whose key and value are written into the cache."""
-        query, key, value = self.attention.project_one(self.normed(h))  # (B, H, K)
-        for slots, new in ((cache.key, key), (cache.value, value)):
-            index = now.position[:, None, None, None].expand(-1, new.shape[1], -1, new.shape[2])
-            slots[:, :, self.n_memory :].scatter_(2, index, new[:, :, None].to(slots.dtype))
-        distance, hidden = (x[:, -cache.key.shape[2] :] for x in (now.distance, now.hidden))
+        new = self.attention.project_one(self.normed(h))
         positions = Positions(cache.near, cache.near if cache.far is None else cache.far)
-        attended, weights = step_attention(
-            query, cache.key, cache.value, self.attention.biases(), positions, distance, hidden, self.n_compressed
+        attended, weights = self.attention.attend_one(
+            new, cache.key, cache.value, self.attention.biases(), positions, now, self.n_compressed, self.n_memory
         )
         if cache.received is not None:
+            assert weights is not None
             recent = weights.mean(dim=1)[:, self.n_compressed : self.n_memory]
             cache = dataclasses.replace(cache, received=cache.received + recent)
         return self.mix(h, self.attention.output(attended.flatten(1))), cache
@@ -293,7 +282,8 @@ class CompressiveTransformer(nn.Module):
         h, inputs, caches = self.dropout(x), [], []
         for i, (layer, cache) in enumerate(zip(self.layers, state.layers, strict=True)):
             inputs.append(h)
-            h, cache = layer.step(h, cache, Now(position, distance, hidden[:, i]))
+            most, N = order.shape[2], cache.key.shape[2]  # the window lies at the right end
+            h, cache = layer.step(h, cache, Now(position, distance[:, most - N :], hidden[:, i, most - N :]))
             caches.append(cache)
         read = torch.stack(inputs, dim=1)[:, :, None].to(state.window.dtype)
         state.window.scatter_(2, position[:, None, None, None].expand_as(read), read)
