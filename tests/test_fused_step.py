@@ -44,7 +44,7 @@ def test_kernels_agree_with_the_plain_step(fused, name, dtype, tolerance, separa
     hidden[:, : C + M][0] = True  # whole parts are unseen
     hidden[torch.arange(B), C + M + position] = False
     distance = (C + M + position[:, None] - slots).clamp(min=0)
-    now = Now(*(x.to(device) for x in (position, distance, hidden)))
+    now = Now(*(x.to(device) for x in (position, distance.expand(H, -1, -1), hidden)))
 
     rest = (Biases(u, v_near, v_far), Positions(r_near, r_far))
     double = [type(group)(*(x.double() for x in group)) for group in (new, *rest)]

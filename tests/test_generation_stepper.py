@@ -140,7 +140,9 @@ def test_under_autocast_matrices_are_turned_once():
             got, states[1] = steps.step(tokens, states[1])
             assert torch.equal(got, want)
     layer = steps.trunk.layers[0]
-    assert layer.attention.output.weight.dtype == layer.attention.joined.dtype == layer.mlp[0].bias.dtype == torch.bfloat16
+    assert (
+        layer.attention.output.weight.dtype == layer.attention.joined.dtype == layer.mlp[0].bias.dtype == torch.bfloat16
+    )
     assert layer.mlp_norm.weight.dtype == steps.embedding.table.dtype == torch.float32
     assert layer.compression.kernel.weight.dtype == torch.bfloat16
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

@@ -4,6 +4,7 @@ for tokens in generate(model, prompt, 500, samples=4):
     ...  # (4,): the next token of each sample
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -48,12 +49,12 @@ def generate(
         logits, state = logits[fork], state.select(fork)
         generator = torch.Generator(logits.device).manual_seed(seed)
         noise = torch.empty_like(precise(logits))
-        settings = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-        tokens = choose(logits, noise.exponential_(generator=generator), **settings)
+        chosen = functools.partial(choose, temperature=temperature, top_p=top_p, top_k=top_k)
+        tokens = chosen(logits, noise.exponential_(generator=generator))
 
         def step(state: DecodingState) -> DecodingState:
             logits, state = settled.step(tokens, state)
-            tokens.copy_(choose(logits, noise, **settings))
+            tokens.copy_(chosen(logits, noise))
             return state
 
         stepper = Stepper(step, state, capture_for(settled))

@@ -82,15 +82,18 @@ def capture_for(model: nn.Module) -> Capture | None:
 def for_steps(model: CompressiveLM) -> CompressiveLM:
     """Return the model as steps want it: in evaluation mode, and its weights as they are used, over and over.
 
-    W_q, W_k and W_v are joined, and on a GPU attention is a fused kernel. Under autocast matrices are in its type already, rather than turned into it at every
-    step. All other weights are those of the model itself; a model in shards is returned as it is.
+    W_q, W_k and W_v are joined, and on a GPU attention is a fused kernel. Under autocast matrices are in its type
+    already, rather than turned into it at every step. All other weights are those of the model itself; a model in
+    shards is returned as it is.
     """
     parameters = dict.fromkeys(model.parameters())
     if any(isinstance(parameter, DTensor) for parameter in parameters):
         return model
     device = next(iter(parameters)).device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    matrices = {parameter for module in model.modules() if isinstance(module, nn.Linear) for parameter in module.parameters()}
+    matrices = {
+        parameter for module in model.modules() if isinstance(module, nn.Linear) for parameter in module.parameters()
+    }
 
     def weight(parameter: nn.Parameter) -> nn.Parameter:
         cast = autocast if parameter in matrices and parameter.dtype == torch.float32 else None

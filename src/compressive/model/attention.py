@@ -44,7 +44,7 @@ class Now(NamedTuple):
     """Where a step stands."""
 
     position: Tensor  # (B,): in the window
-    distance: Tensor  # (B, N): how far back each slot lies, 0 for those to come
+    distance: Tensor  # (H, B, N), the same for all heads: how far back each slot lies, 0 for those to come
     hidden: Tensor  # (B, N), bool: slots that may not be seen
 
 
@@ -83,7 +83,7 @@ class RelativeAttention(nn.Module):
             projected = torch.cat([self.query(x), self.key_value(x)], dim=-1)
         else:
             projected = F.linear(x, self.joined)
-        return Projected(*torch.unflatten(projected, -1, (3, self.n_heads, -1)).unbind(dim=1))
+        return Projected(*projected.view(len(x), 3, self.n_heads, -1).unbind(dim=1))
 
     def project_frozen(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of slots, with no gradient to the weights: Algorithm 2, line 5."""
@@ -223,25 +223,24 @@ def step_attention(
     doing this may leave out.
     """
     query = new.query
-    index = now.position[:, None, None, None].expand(-1, query.shape[1], -1, query.shape[2])
+    slot = (now.position + n_memory).view(-1, 1, 1, 1).expand(-1, query.shape[1], -1, query.shape[2])
     for slots, entering in ((key, new.key), (value, new.value)):
-        slots[:, :, n_memory:].scatter_(2, index, entering[:, :, None].to(slots.dtype))
+        slots.scatter_(2, slot, entering.unsqueeze(2).to(slots.dtype))
 
-    content = ((query + biases.content)[:, :, None] @ key.transpose(2, 3)).squeeze(2)
-    index = now.distance.expand(query.shape[1], -1, -1)
+    content = ((query + biases.content).unsqueeze(2) @ key.transpose(2, 3)).squeeze(2)
 
     def by_slot(bias: Tensor, table: Tensor, index: Tensor) -> Tensor:
         by_distance = (query + bias).transpose(0, 1) @ table.transpose(1, 2)  # (H, B, N): one product for all lanes
         return by_distance.gather(2, index).transpose(0, 1)
 
     if positions.far is positions.near:
-        position = by_slot(biases.near, positions.near, index)
+        position = by_slot(biases.near, positions.near, now.distance)
     else:
-        far = by_slot(biases.far, positions.far, index[..., :n_compressed])
-        position = torch.cat([far, by_slot(biases.near, positions.near, index[..., n_compressed:])], dim=2)
+        far = by_slot(biases.far, positions.far, now.distance[..., :n_compressed])
+        position = torch.cat([far, by_slot(biases.near, positions.near, now.distance[..., n_compressed:])], dim=2)
     scores = (precise(content) + precise(position)) / math.sqrt(query.shape[-1])
-    weights = scores.masked_fill_(now.hidden[:, None], -torch.inf).softmax(dim=-1)
-    return (weights.to(value.dtype)[:, :, None] @ value).squeeze(2), weights
+    weights = scores.masked_fill_(now.hidden.unsqueeze(1), -torch.inf).softmax(dim=-1)
+    return (weights.to(value.dtype).unsqueeze(2) @ value).squeeze(2), weights
 
 
 def precise(x: Tensor) -> Tensor:

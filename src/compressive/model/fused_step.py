@@ -30,8 +30,8 @@ def _attend(
     lane, head = pair // H, pair % H
     columns = tl.arange(0, K)
     slots = part * BLOCK + tl.arange(0, BLOCK)
-    inside = (slots < N)[:, None]
     own = n_memory + tl.load(position + lane).to(tl.int32)
+    inside = (slots <= own)[:, None]  # what is still to come need not be read
     is_own = (slots == own)[:, None]
     at_new = lane * stride_new + head * K + columns
     at_slots = (pair.to(tl.int64) * N + slots)[:, None] * K + columns[None, :]
@@ -53,7 +53,7 @@ def _attend(
         r = tl.load(far + at_rows, mask=(slots < n_compressed)[:, None], other=0.0).to(tl.float32)
         by_far = tl.sum(r * (q + tl.load(far_bias + at_bias).to(tl.float32))[None, :], axis=1)
         by_slot = tl.where(slots < n_compressed, by_far, by_slot)
-    unseen = tl.load(hidden + lane * stride_hidden + slots, mask=slots < N, other=1) != 0
+    unseen = tl.load(hidden + lane * stride_hidden + slots, mask=slots <= own, other=1) != 0
     scores = tl.where(unseen, float("-inf"), (content + by_slot) * scale)
 
     maximum = tl.max(scores, axis=0)
@@ -91,13 +91,14 @@ def fused_step_attention(
     (B, H, K), N = new.query.shape, key.shape[2]
     # As `RelativeAttention.project_one`, `Layer.start_cache` and `CompressiveTransformer.step` lay them out.
     assert all(x.is_contiguous() for x in (key, value, *positions, *biases))
-    assert all(x.stride() == (new.query.stride(0), K, 1) for x in new) and now.hidden.stride(1) == 1
+    assert all(x.stride() == (new.query.stride(0), K, 1) for x in new)
+    assert now.hidden.stride(1) == 1
     parts = triton.cdiv(N, BLOCK)
     attended = new.query.new_empty(B * H, parts, K, dtype=torch.float32)
     maxima, sums = attended.new_empty(2, B * H, parts)
     out = torch.empty(B, H, K, dtype=new.query.dtype, device=new.query.device)
     _attend[(B * H, parts)](
-        *new, key, value, *positions, *biases, now.position, now.hidden, attended, maxima, sums,
+        *new, key, value, *positions, *biases, now.position, now.hidden.view(torch.uint8), attended, maxima, sums,
         N, n_memory, n_compressed, new.query.stride(0), now.hidden.stride(0), 1 / math.sqrt(K),
         H=H, K=K, BLOCK=BLOCK, SEPARATE=positions.far is not positions.near,
     )  # fmt: skip

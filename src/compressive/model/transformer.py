@@ -257,7 +257,7 @@ class CompressiveTransformer(nn.Module):
         return DecodingState(
             memory=memory,
             layers=tuple(layers),
-            window=weight.new_zeros(memory.batch_size, len(layers), window, self.config.d_model),
+            window=memory.recent[0].new_zeros(memory.batch_size, len(layers), window, self.config.d_model),
             order=self._order(memory),
             position=position,
             start=position - 1,
@@ -276,14 +276,16 @@ class CompressiveTransformer(nn.Module):
         position, order = state.position, state.order
         start = state.start if starts is None else torch.where(starts, position, state.start)
         # What holds for all layers is found once, for the one with most slots.
-        slots = torch.arange(order.shape[2], device=order.device)
-        distance = (position[:, None] + (order.shape[2] - self.config.window) - slots).clamp(min=0)
+        most = order.shape[2]
+        back = torch.arange(most - self.config.window, -self.config.window, -1, device=order.device)
+        distance = (position[:, None] + back).clamp_(min=0).expand(self.config.n_heads, -1, -1)
         hidden = (order < start[:, None, None]) | (order > position[:, None, None])
         h, inputs, caches = self.dropout(x), [], []
-        for i, (layer, cache) in enumerate(zip(self.layers, state.layers, strict=True)):
+        for layer, cache, unseen in zip(self.layers, state.layers, hidden.unbind(dim=1), strict=True):
             inputs.append(h)
-            most, N = order.shape[2], cache.key.shape[2]  # the window lies at the right end
-            h, cache = layer.step(h, cache, Now(position, distance[:, most - N :], hidden[:, i, most - N :]))
+            fewer = most - cache.key.shape[2]  # slots are aligned at their right end, where the window is
+            now = Now(position, distance[..., fewer:], unseen[:, fewer:]) if fewer else Now(position, distance, unseen)
+            h, cache = layer.step(h, cache, now)
             caches.append(cache)
         read = torch.stack(inputs, dim=1)[:, :, None].to(state.window.dtype)
         state.window.scatter_(2, position[:, None, None, None].expand_as(read), read)
@@ -324,9 +326,11 @@ class CompressiveTransformer(nn.Module):
         )
 
     def _order(self, memory: Memory) -> Tensor:
-        """Give `DecodingState.order` at the beginning of a window; where a layer has fewer slots than another, never."""
+        """Give `DecodingState.order` as a window begins; slots that other layers have and a layer has not: never."""
         window, most = self.config.window, max(layer.n_memory for layer in self.layers)
-        valid = torch.stack([F.pad(layer.valid(), (most - layer.valid().shape[1], 0)) for layer in memory.layers], dim=1)
+        valid = torch.stack(
+            [F.pad(layer.valid(), (most - layer.valid().shape[1], 0)) for layer in memory.layers], dim=1
+        )
         offsets = torch.arange(window, device=valid.device).expand(*valid.shape[:2], -1)
         return torch.cat([torch.where(valid, -1, window), offsets], dim=2)
 
