@@ -8,6 +8,7 @@ from compressive.model.attention import Biases, Now, Positions, Projected, step_
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {  # B, H, C, M, T, K
     "one part": (1, 2, 3, 5, 4, 16),
     "many parts": (2, 3, 50, 40, 70, 16),
@@ -29,11 +30,11 @@ def fused():
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernels_agree_with_the_plain_step(fused, name, dtype, tolerance, separate):
     B, H, C, M, T, K = SHAPES[name]
-    N, device = C + M + T, "cuda" if torch.cuda.is_available() else "cpu"
+    N = C + M + T
     draw = torch.Generator().manual_seed(len(name))
 
     def normal(*shape):
-        return torch.randn(*shape, generator=draw).to(dtype).to(device)
+        return torch.randn(*shape, generator=draw).to(dtype).to(DEVICE)
 
     new = Projected(*normal(B, 3, H, K).unbind(dim=1))
     key, value, r_near, u, v_near = normal(B, H, N, K), normal(B, H, N, K), normal(H, N, K), normal(H, K), normal(H, K)
@@ -44,7 +45,7 @@ def test_kernels_agree_with_the_plain_step(fused, name, dtype, tolerance, separa
     hidden[:, : C + M][0] = True  # whole parts are unseen
     hidden[torch.arange(B), C + M + position] = False
     distance = (C + M + position[:, None] - slots).clamp(min=0)
-    now = Now(*(x.to(device) for x in (position, distance.expand(H, -1, -1), hidden)))
+    now = Now(*(x.to(DEVICE) for x in (position, distance.expand(H, -1, -1), hidden)))
 
     rest = (Biases(u, v_near, v_far), Positions(r_near, r_far))
     double = [type(group)(*(x.double() for x in group)) for group in (new, *rest)]
@@ -62,12 +63,12 @@ def test_kernels_agree_with_the_plain_step(fused, name, dtype, tolerance, separa
 @pytest.mark.parametrize("positions", ["shared", "separate"])
 def test_a_model_steps_with_the_kernels_as_without(fused, positions):
     config = tiny_config(d_model=32, compressed_positions=positions, memory_size=(6, 3), compressed_size=(3, 2))
-    model, tokens = build(config, dtype=torch.float32), random_tokens(config, 2, 11)
+    model, tokens = build(config, dtype=torch.float32).to(DEVICE), random_tokens(config, 2, 11).to(DEVICE)
 
     def logits():
         state, found = model.decoding_state(model.initial_memory(2)), []
         for t in range(tokens.shape[1]):
-            out, state = model.step(tokens[:, t], state, torch.tensor([t == 6, False]))
+            out, state = model.step(tokens[:, t], state, torch.tensor([t == 6, False], device=DEVICE))
             found.append(out)
         return torch.stack(found, dim=1)
 

@@ -146,3 +146,27 @@ def test_under_autocast_matrices_are_turned_once():
     assert layer.mlp_norm.weight.dtype == steps.embedding.table.dtype == torch.float32
     assert layer.compression.kernel.weight.dtype == torch.bfloat16
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("compression", ["conv", "most_used"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_graph_draws_what_its_steps_draw_one_by_one(compression, precision, monkeypatch):
+    config = tiny_config(d_model=32, compression=compression)
+    model = build(config, dtype=torch.float32).cuda()
+    prompt = random_tokens(config, 1, 7)[0]
+    with torch.autocast("cuda", precision, enabled=precision != torch.float32):
+        got = torch.stack(list(generation.generate(model, prompt, 30, samples=3)))
+        monkeypatch.setattr(generation, "capture_for", lambda model: None)
+        want = torch.stack(list(generation.generate(model, prompt, 30, samples=3)))
+    assert torch.equal(got, want)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_steps_as_a_cpu_does():
+    config = tiny_config(d_model=32)
+    model, text = build(config, dtype=torch.float32), random_tokens(config, 1, 11)[0]
+    for end in (3, 4, 7, 11):
+        want, _ = generation.prime(model.cpu(), text[:end])
+        got, _ = generation.prime(model.cuda(), text[:end])
+        torch.testing.assert_close(got.cpu(), want, rtol=0, atol=1e-3)
