@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import build, random_tokens, tiny_config
 
-from compressive.model.attention import Biases, Now, Positions, Projected, step_attention
+from compressive.model.attention import Biases, Now, OnePosition, Positions, step_attention
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -36,7 +36,7 @@ def test_kernels_agree_with_the_plain_step(fused, name, dtype, tolerance, separa
     def normal(*shape):
         return torch.randn(*shape, generator=draw).to(dtype).to(DEVICE)
 
-    new = Projected(*normal(B, 3, H, K).unbind(dim=1))
+    new = OnePosition(*normal(B, 3, H, K).unbind(dim=1))
     key, value, r_near, u, v_near = normal(B, H, N, K), normal(B, H, N, K), normal(H, N, K), normal(H, K), normal(H, K)
     r_far, v_far = (normal(H, N, K), normal(H, K)) if separate else (r_near, v_near)
     position = torch.randint(T, (B,), generator=draw)  # lanes stand at positions of their own

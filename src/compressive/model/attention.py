@@ -40,6 +40,14 @@ class Biases(NamedTuple):
     far: Tensor  # v for compressed slots
 
 
+class OnePosition(NamedTuple):
+    """Query, key and value of one position per lane, (B, H, K) each."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
 class Now(NamedTuple):
     """Where a step stands."""
 
@@ -77,13 +85,13 @@ class RelativeAttention(nn.Module):
         key, value = self.key_value(slots).chunk(2, dim=-1)
         return Projected(self._heads(self.query(window)), self._heads(key), self._heads(value))
 
-    def project_one(self, x: Tensor) -> Projected:
-        """Query, key and value, (B, H, K) each, of one position per lane (B, D)."""
+    def project_one(self, x: Tensor) -> OnePosition:
+        """Project one position per lane (B, D)."""
         if self.joined is None:
             projected = torch.cat([self.query(x), self.key_value(x)], dim=-1)
         else:
             projected = F.linear(x, self.joined)
-        return Projected(*projected.view(len(x), 3, self.n_heads, -1).unbind(dim=1))
+        return OnePosition(*projected.view(len(x), 3, self.n_heads, -1).unbind(dim=1))
 
     def project_frozen(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of slots, with no gradient to the weights: Algorithm 2, line 5."""
@@ -208,7 +216,7 @@ def visibility(memory_valid: Tensor, segment_ids: Tensor | None, n_queries: int)
 
 
 def step_attention(
-    new: Projected,
+    new: OnePosition,
     key: Tensor,
     value: Tensor,
     biases: Biases,
@@ -217,7 +225,7 @@ def step_attention(
     n_compressed: int,
     n_memory: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Write one position per lane, (B, H, K) each, into cached keys and values (B, H, N, K), and attend from it.
+    """Write one position per lane into cached keys and values (B, H, N, K), and attend from it.
 
     positions for the distances 0 to N-1. Returns (B, H, K), and the attention weights (B, H, N), which faster ways of
     doing this may leave out.

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compressive.model.attention import Biases, Now, Positions, Projected
+from compressive.model.attention import Biases, Now, OnePosition, Positions
 
 BLOCK = 64
 HEAD_WIDTHS = (16, 32, 64, 128, 256)
@@ -78,7 +78,7 @@ def _join(attended, maxima, sums, out, parts, K: tl.constexpr, PARTS: tl.constex
 
 
 def fused_step_attention(
-    new: Projected,
+    new: OnePosition,
     key: Tensor,
     value: Tensor,
     biases: Biases,
