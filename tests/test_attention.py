@@ -76,7 +76,8 @@ def test_attention_dropout_is_on_the_weights_and_usage_is_measured_before_it():
     torch.manual_seed(0)
     query, key, r = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 7, 4), torch.randn(2, 10, 4)
     bias, valid = torch.zeros(2, 4), torch.ones(1, 4, dtype=torch.bool)
-    arguments = (Projected(query, key, torch.ones_like(key)), Biases(bias, bias, bias), Positions(r, r), valid, None, 2)
+    slots = torch.stack([key, torch.ones_like(key)]).permute(1, 3, 0, 2, 4)
+    arguments = (Projected(query, slots), Biases(bias, bias, bias), Positions(r, r), valid, None, 2)
     want, usage = relative_attention(*arguments, with_usage=True)
     got, dropped_usage = relative_attention(*arguments, dropout=0.5, with_usage=True)
     torch.testing.assert_close(want, torch.ones_like(want))
@@ -94,7 +95,9 @@ def test_large_scores_survive_half_precision():
 
     def attend(dtype):
         rest = Biases(*[bias.to(dtype)] * 3), Positions(*[r.bfloat16().to(dtype)] * 2)
-        return relative_attention(Projected(*[x.to(dtype) for x in halves]), *rest, valid, None, 0, with_usage=True)
+        query, *slots = (x.to(dtype) for x in halves)
+        projected = Projected(query, torch.stack(slots).permute(1, 3, 0, 2, 4))
+        return relative_attention(projected, *rest, valid, None, 0, with_usage=True)
 
     exact = attend(torch.float64)[1]
     content, position = halves[0] @ halves[1].mT, halves[0] @ r.bfloat16()[:, :N].mT

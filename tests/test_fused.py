@@ -18,12 +18,12 @@ def fused(monkeypatch):
     return fused
 
 
-SHAPES = {
-    "blocks": (2, 2, 32, 16, 32, 16),
-    "odd": (2, 3, 21, 13, 18, 16),
-    "no compressed": (1, 2, 33, 0, 19, 16),
+SHAPES = {  # lanes, heads, window, compressed, recent, width of a head
+    "blocks": (2, 1, 32, 16, 16, 16),
+    "odd": (2, 2, 19, 13, 18, 16),
+    "no compressed": (2, 1, 33, 0, 19, 16),
     "no memory": (2, 1, 17, 0, 0, 32),
-    "no recent": (1, 2, 16, 35, 0, 16),
+    "no recent": (2, 1, 16, 35, 0, 16),
     "tiny": (2, 1, 3, 2, 1, 16),
 }
 
@@ -38,26 +38,27 @@ def test_kernels_agree_with_the_readable_attention(fused, name, segmented, separ
     def leaf(*shape):
         return torch.randn(*shape, generator=draw, dtype=torch.float64).requires_grad_()
 
-    query, keys, values = leaf(B, T, H, K), leaf(B, N, 2, H, K), None
+    query, key_value = leaf(B, T, H, K), leaf(B, N, 2, H, K)
     u, v_near, r_near = leaf(H, K), leaf(H, K), leaf(N + T, H, K)
     v_far, r_far = (leaf(H, K), leaf(N + T, H, K)) if separate else (v_near, r_near)
-    leaves = [query, keys, u, v_near, r_near] + [v_far, r_far] * separate
+    leaves = [query, key_value, u, v_near, r_near] + [v_far, r_far] * separate
     valid = torch.rand(B, C + M, generator=draw) > 0.3
+    valid[0] = True  # a lane that sees all of its memory
     ids = (torch.rand(B, T, generator=draw) < 0.15).cumsum(dim=1) if segmented else None
-    key, values = keys.unbind(dim=2)  # halves of one tensor, as the model has them
 
     def heads(x):
         return x.transpose(-3, -2)
 
     want, usage = relative_attention(
-        Projected(heads(query), heads(key), heads(values)), Biases(u, v_near, v_far),
+        Projected(heads(query), key_value), Biases(u, v_near, v_far),
         Positions(heads(r_near), heads(r_far)), valid, ids, C, with_usage=True,
     )  # fmt: skip
     gradient = torch.randn(want.shape, generator=draw, dtype=torch.float64)
     expected = torch.autograd.grad(want, leaves, gradient)
 
-    inputs = [x.float() for x in (query + u, query + v_far, query + v_near, key, values, r_far, r_near)]
-    rest = (valid, ids, C, separate)
+    inputs = [x.float() for x in (query, key_value, u, v_near, v_far, r_near, r_far)]
+    open_lanes = valid.all(dim=1) & (ids is None)
+    rest = (valid, open_lanes, ids, C, separate)
     got, lse = fused.attend(*inputs, *rest)
     torch.testing.assert_close(heads(got).double(), want, rtol=1e-5, atol=1e-5)
     received = fused.attention_received(*inputs, *rest, lse)
@@ -67,30 +68,46 @@ def test_kernels_agree_with_the_readable_attention(fused, name, segmented, separ
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
 
 
-def test_large_scores_in_half_precision(fused):
-    """Scores of some hundreds, as trained models have them: products of halves, everything after in float32.
+@pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
+@pytest.mark.parametrize("size", [1.0, 40.0], ids=["small scores", "large scores"])
+def test_half_precision(fused, size, separate):
+    """What packing 16-bit numbers costs, up to scores of some hundreds, as trained models have them.
 
     In float16, as the interpreter multiplies bfloat16 wrongly.
     """
-    B, H, T, C, M, K = 1, 1, 16, 16, 16, 16
-    draw = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(B, n, H, K, generator=draw).half() for n in (T, C + M + T, C + M + T))
-    q, r, none = q * 40, torch.randn(C + M + 2 * T, H, K, generator=draw).half(), torch.zeros(H, K).half()
+    B, H, T, C, M, K = 2, 1, 21, 13, 18, 16
+    N, draw = C + M + T, torch.Generator().manual_seed(0)
+
+    def leaf(*shape, size=1.0):
+        return (size * torch.randn(*shape, generator=draw)).half().double().requires_grad_()
+
+    query, key_value = leaf(B, T, H, K, size=size), leaf(B, N, 2, H, K)
+    u, v_near, r_near = leaf(H, K), leaf(H, K), leaf(N + T, H, K)
+    v_far, r_far = (leaf(H, K), leaf(N + T, H, K)) if separate else (v_near, r_near)
+    leaves = [query, key_value, u, v_near, r_near] + [v_far, r_far] * separate
     valid = torch.ones(B, C + M, dtype=torch.bool)
-    got, _ = fused.attend(q, q, q, k, v, r, r, valid, None, C, False)
-    exact = [x.double().transpose(-3, -2) for x in (q, k, v)]
-    table = r.double().transpose(-3, -2)
-    biases = Biases(*[none.double()] * 3)
-    want, _ = relative_attention(Projected(*exact), biases, Positions(table, table), valid, None, C)
-    torch.testing.assert_close(got.double().transpose(-3, -2), want, rtol=2e-2, atol=2e-2)
+    valid[1, : C + 3] = False
+    tables = Positions(*(x.transpose(0, 1) for x in (r_near, r_far)))
+    want, _ = relative_attention(
+        Projected(query.transpose(1, 2), key_value), Biases(u, v_near, v_far), tables, valid, None, C
+    )
+    gradient = torch.randn(want.shape, generator=draw).half().double()
+    expected = [want, *torch.autograd.grad(want, leaves, gradient)]
+    halves = [x.half() for x in (query, key_value)], [x.float() for x in (u, v_near, v_far)]
+    got, _ = fused.attend(
+        *halves[0], *halves[1], r_near.half(), r_far.half(), valid, valid.all(dim=1), None, C, separate
+    )
+    found = [got.transpose(1, 2), *torch.autograd.grad(got, leaves, gradient.transpose(1, 2).half())]
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).norm() < 0.02 * b.norm()
 
 
 def test_shapes_are_known_without_running(fused):
     with torch.device("meta"):
-        q, k, r = torch.empty(2, 8, 3, 16), torch.empty(2, 20, 3, 16), torch.empty(28, 3, 16)
+        q, k, u, r = (torch.empty(shape) for shape in ((2, 8, 3, 16), (2, 20, 2, 3, 16), (3, 16), (28, 3, 16)))
         valid = torch.ones(2, 12, dtype=torch.bool)
-        out, lse = fused.attend(q, q, q, k, k, r, r, valid, None, 4, False)
-        received = fused.attention_received(q, q, q, k, k, r, r, valid, None, 4, False, lse)
+        out, lse = fused.attend(q, k, u, u, u, r, r, valid, valid[:, 0], None, 4, False)
+        received = fused.attention_received(q, k, u, u, u, r, r, valid, valid[:, 0], None, 4, False, lse)
     assert (out.shape, lse.shape, received.shape) == ((2, 8, 3, 16), (2, 3, 8), (2, 20))
 
 
@@ -101,8 +118,9 @@ def test_a_model_is_the_same_with_either(fused, model):
     """Losses, gradients and memories over some windows, a document starting in the middle of one."""
     config = tiny_config(d_model=32, n_heads=2, window=12, memory_size=12, compressed_size=6, **model)
     readable, other = build(config).float(), build(config).float()
-    assert readable.trunk.use_attention("auto") == "readable"
-    assert other.trunk.use_attention("fused") == "fused"
+    other.trunk.use_attention("fused")
+    chosen = [m.trunk.layers[0].attention.chosen(torch.device("cpu"), torch.float32) for m in (readable, other)]
+    assert chosen == ["readable", "fused"]
     tokens = torch.randint(config.vocab_size, (2, 5 * 12 + 1), generator=torch.Generator().manual_seed(0))
     starts = torch.zeros(2, 12, dtype=torch.bool)
     starts[1, 5] = True

@@ -5,8 +5,10 @@ import torch
 from helpers import build, random_tokens, tiny_config
 
 from compressive import DecodingState
+from compressive.config import TrainConfig
 from compressive.generation import generate as generation
 from compressive.generation.stepper import Stepper, capture_for, for_steps
+from compressive.parallel import World
 
 
 def as_captured(function):
@@ -129,6 +131,15 @@ def test_the_model_for_steps_shares_its_weights():
     assert capture_for(steps) is None  # on a CPU
 
 
+def test_a_model_in_training_may_be_compiled_and_recompute():
+    config = tiny_config()
+    model, prompt = build(config, dtype=torch.float32), random_tokens(config, 1, 9)[0]
+    want = torch.stack(list(generation.generate(model, prompt, 6)))
+    World().wrap(model, TrainConfig(compile=True, recompute=True))
+    got = torch.stack(list(generation.generate(model, prompt, 6)))
+    assert torch.equal(got, want)
+
+
 def test_under_autocast_matrices_are_turned_once():
     model = build(tiny_config(), dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
@@ -145,6 +156,7 @@ def test_under_autocast_matrices_are_turned_once():
     )
     assert layer.mlp_norm.weight.dtype == steps.embedding.table.dtype == torch.float32
     assert layer.compression.kernel.weight.dtype == torch.bfloat16
+    assert steps.initial_memory(1).recent[0].dtype == torch.float32
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 

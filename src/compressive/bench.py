@@ -7,6 +7,7 @@ measured in a process of its own, so that none sees another's memory or compiled
 """
 
 import dataclasses
+import itertools
 import json
 import platform
 import statistics
@@ -30,6 +31,7 @@ from compressive.parallel import World
 from compressive.run import pick_device
 from compressive.training.flops import peak_flops, training_flops_per_token
 from compressive.training.loop import describe_environment, peak_gib
+from compressive.training.step import Step, Windows
 
 WARM_UP = 4
 """Steps that are not counted: compilation, first allocations."""
@@ -63,6 +65,8 @@ class Subject:
     """Its parameters, those together that are clipped together."""
     draw: Callable[[int, int], object] | None = None
     """Read a prompt that fills the memories, then draw for so many texts so many tokens."""
+    step: Callable[[], object] | None = None
+    """Take a whole step, where that is more than its parts one after the other."""
 
 
 @dataclass(frozen=True)
@@ -97,23 +101,27 @@ def ours(config: RunConfig, device: torch.device) -> Subject:
     torch.manual_seed(0)
     with torch.device(device):
         model = CompressiveLM(config.model).train()
-    window = World(device=device).wrap(model, config.train)
+    model.trunk.use_attention(config.train.attention)
+    take = Step(model, config.train, World(device=device), config.train.batch)
     x, y = random_tokens(config, device), random_tokens(config, device)
-    prompt, memory = x[0].repeat(prompt_windows(config)), model.initial_memory(config.train.batch)
+    prompt, memory = x[0].repeat(prompt_windows(config)), take.memory.clone()
 
     def forward() -> Tensor:
         nonlocal memory
-        out = window(x, memory, targets=y)
+        out = take.forward(x, memory, targets=y)
         memory = out.memory.detach()
         loss: Tensor = out.nll.mean() + out.compression_loss
         return loss
+
+    def step() -> Tensor:
+        return take(Windows(x[None], y[None]), 0)
 
     def draw(batch: int, length: int) -> None:
         with evaluating(model):  # as a model is that is only used; else every token would switch its mode
             for _ in generate(model, prompt, length, samples=batch):
                 pass
 
-    return Subject(forward, (model.task_parameters(), model.compressor_parameters()), draw)
+    return Subject(forward, take.groups, draw, step)
 
 
 def random_tokens(config: RunConfig, device: torch.device) -> Tensor:
@@ -131,6 +139,8 @@ def measure(subject: Subject, config: RunConfig, device: torch.device, steps: in
     """All figures of a model that is as large as a configuration says and trained as it says."""
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.train.precision == "bf16")
     row = measure_training(autocast(subject.forward), subject.groups, device, steps)
+    if subject.step is not None:
+        row |= measure_steps(subject.step, device, steps)
     speed = row["tokens per second"] = config.train.batch * config.model.window / row["ms per step"] * 1e3
     peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     if peak is not None:
@@ -175,6 +185,22 @@ def measure_training(
     }
     whole = statistics.median(between(a, b) for a, b in zip(marks[:-3:3], marks[3::3], strict=True))
     return {"ms per step": whole, **parts, "peak GiB": peak_gib(device)}
+
+
+def measure_steps(step: Callable[[], object], device: torch.device, steps: int) -> Row:
+    """Milliseconds of a whole step, median over steps, and the most memory that was taken."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # here: a captured step takes its memory when it is captured
+    marks: list[Any] = []
+    for i in range(2 * WARM_UP + steps):
+        if i == 2 * WARM_UP:
+            wait(device)
+            marks = [mark(device)]
+        step()
+        marks.append(mark(device))
+    wait(device)
+    whole = statistics.median(between(a, b) for a, b in itertools.pairwise(marks))
+    return {"ms per step": whole, "peak GiB": peak_gib(device)}
 
 
 def measure_generation(draw: Callable[[int, int], object], batch: int, length: int, device: torch.device) -> float:

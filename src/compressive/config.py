@@ -143,11 +143,13 @@ class TrainConfig:
     update_every_from: int = 60_000
     """Step from which `update_every` holds; before it every step is an update."""
     precision: Precision = "fp32"
-    """Arithmetic of the matrix products: fp32, or bf16 by autocast with weights and memory in fp32."""
+    """Arithmetic of the matrix products: fp32, or bf16 by autocast, with memory in bf16 and weights in fp32."""
     attention: Attention = "auto"
-    """What computes attention: readable, plain torch; fused, Triton kernels; auto, for now always readable."""
+    """What computes attention: readable, plain torch; fused, Triton kernels; auto, fused in bf16 on a GPU."""
     compile: bool = False
-    """Compile the model; takes a minute or so at the start."""
+    """Compile the layers; takes half a minute or so at the start."""
+    cuda_graph: bool = True
+    """Capture steps as CUDA graphs, which one GPU that trains alone can: a step then costs the host one launch."""
     parallel: Parallel = "ddp"
     """What several processes, started by torchrun, share: ddp, the gradients; fsdp, weights and optimiser as well."""
     recompute: bool = False

@@ -108,22 +108,24 @@ class World:
         if options.recompute:
             for layer in layers:  # on the layer itself, so that its parameters keep their names
                 layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
+        if options.compile:
+            # The compiler looks at the gradient of every input, and is warned that a layer's has none.
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+            for layer in layers:  # they are alike: what is compiled for one serves all
+                layer.compile(fullgraph=True)
         if options.parallel == "fsdp":
             if self.background is None:
                 raise ValueError("parallel='fsdp': expected torchrun to start the processes; see docs/scaling.md")
             # The model is only ever called; nothing is done in place to what it returns.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
             for layer in layers:
-                if options.compile:
-                    layer.compile(fullgraph=True)
                 fully_shard(layer, mesh=self._mesh(self.device.type))
                 for name in ("step", "start_cache", "end_window"):
                     register_fsdp_forward_method(layer, name)
             fully_shard(model, mesh=self._mesh(self.device.type))
             register_fsdp_forward_method(model, "step")
             return model
-        forward: nn.Module = torch.compile(model, fullgraph=True) if options.compile else model  # type: ignore[assignment]
-        return DistributedDataParallel(forward, gradient_as_bucket_view=True) if self.size > 1 else forward
+        return DistributedDataParallel(model, gradient_as_bucket_view=True) if self.size > 1 else model
 
     @functools.cache  # noqa: B019  # there is one world in a process
     def _mesh(self, device: str) -> Any:

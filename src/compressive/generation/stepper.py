@@ -6,7 +6,6 @@ graph of them is recorded once and launched again and again; what it reads and w
 
 import copy
 import dataclasses
-import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from compressive.config import ModelConfig
-from compressive.model.attention import RelativeAttention
+from compressive.model.attention import HAS_TRITON, KERNEL_WIDTHS, RelativeAttention
 from compressive.model.decoding import DecodingState
 from compressive.model.language_model import CompressiveLM
 
@@ -114,8 +113,4 @@ def for_steps(model: CompressiveLM) -> CompressiveLM:
 
 def _fused_steps(config: ModelConfig) -> bool:
     """Whether the kernels are there and can do it: they give no weights, which most-used compression asks for."""
-    if importlib.util.find_spec("triton") is None or config.compression == "most_used":
-        return False
-    from compressive.model.fused_step import HEAD_WIDTHS
-
-    return config.d_head in HEAD_WIDTHS
+    return HAS_TRITON and config.d_head in KERNEL_WIDTHS and config.compression != "most_used"

@@ -7,8 +7,9 @@ A query at slot i gives slot j the score
 where R_d is the sinusoid code of the distance d in slots, and u and v are learned per head.
 """
 
+import importlib.util
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,26 @@ from torch.nn import functional as F
 
 from compressive.config import Attention, ModelConfig
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+KERNEL_WIDTHS = (16, 32, 64, 128)
+"""Widths of heads that the fused kernels take: powers of two, as tiles are."""
+
 
 class Projected(NamedTuple):
     """Queries of the window, keys and values of all slots."""
 
     query: Tensor  # (B, H, T, K)
-    key: Tensor  # (B, H, N, K)
-    value: Tensor  # (B, H, N, K)
+    key_value: Tensor  # (B, N, 2, H, K), as one product gives them
+
+    @property
+    def key(self) -> Tensor:
+        """(B, H, N, K)."""
+        return self.key_value[:, :, 0].transpose(1, 2)
+
+    @property
+    def value(self) -> Tensor:
+        """(B, H, N, K)."""
+        return self.key_value[:, :, 1].transpose(1, 2)
 
 
 class Positions(NamedTuple):
@@ -64,7 +78,7 @@ class RelativeAttention(nn.Module):
         D, H, K = config.d_model, config.n_heads, config.d_head
         self.n_heads = H
         self.dropout = config.attention_dropout
-        self.backend = "readable"
+        self.backend: Attention = "auto"
         self.query = nn.Linear(D, D, bias=False)
         self.key_value = nn.Linear(D, 2 * D, bias=False)
         self.output = nn.Linear(D, D, bias=False)
@@ -80,10 +94,13 @@ class RelativeAttention(nn.Module):
             self.far_relative = nn.Linear(D, D, bias=False)
             self.far_position_bias = nn.Parameter(torch.zeros(H, K))
 
-    def project(self, window: Tensor, slots: Tensor) -> Projected:
-        """Queries from the window (B, T, D), keys and values from all slots (B, N, D), each projected once."""
-        key, value = self.key_value(slots).chunk(2, dim=-1)
-        return Projected(self._heads(self.query(window)), self._heads(key), self._heads(value))
+    def project(self, window: Tensor, slots: Tensor, n_frozen: int = 0) -> Projected:
+        """Queries from the window (B, T, D), keys and values from all slots (B, N, D), each projected once.
+
+        The first `n_frozen` slots get no gradient: what is remembered has no graph, and half the work is saved.
+        """
+        key_value = _linear(slots, self.key_value.weight, n_frozen)
+        return Projected(self._heads(self.query(window)), torch.unflatten(key_value, -1, (2, self.n_heads, -1)))
 
     def project_one(self, x: Tensor) -> OnePosition:
         """Project one position per lane (B, D)."""
@@ -122,34 +139,37 @@ class RelativeAttention(nn.Module):
         `code` is the sinusoid code of the distances N-1 down to -T, as `sinusoids` gives it.
         """
         biases, positions = self.biases(), self.positions(code)
-        if self.backend == "fused":
+        inputs = (projected, biases, positions, memory_valid, segment_ids, n_compressed)
+        if self.chosen(projected.query.device, projected.query.dtype) == "fused":
             from compressive.model.fused import fused_attention
 
-            attended, usage = fused_attention(
-                projected, biases, positions, memory_valid, segment_ids, n_compressed, with_usage
-            )
+            attended, usage = fused_attention(*inputs, with_usage)
         else:
-            dropout = self.dropout if self.training else 0.0
-            attended, usage = relative_attention(
-                projected, biases, positions, memory_valid, segment_ids, n_compressed, dropout, with_usage
-            )
+            attended, usage = relative_attention(*inputs, self.dropout if self.training else 0.0, with_usage)
         return self.output(self.merge(attended)), usage
 
-    def use(self, backend: Attention) -> str:
-        """Choose what computes attention, and return its name; what cannot work here is refused."""
+    def use(self, backend: Attention) -> None:
+        """Choose what computes attention; what cannot work here is refused."""
         if backend == "fused":
-            try:
-                from compressive.model.fused import HEAD_WIDTHS
-            except ImportError as error:
-                raise ValueError(f"attention='fused': triton is not installed ({error}); use readable") from None
-            width = self.content_bias.shape[1]
-            if width not in HEAD_WIDTHS or self.dropout:
+            if not HAS_TRITON:
+                raise ValueError("attention='fused': triton is not installed; use readable, or auto")
+            if not self._fits_kernels():
+                width = self.content_bias.shape[1]
                 raise ValueError(
                     f"attention='fused': heads are {width} wide, attention_dropout is {self.dropout}; expected a width "
-                    f"of {', '.join(map(str, HEAD_WIDTHS))} and no attention dropout, or readable"
+                    f"of {', '.join(map(str, KERNEL_WIDTHS))} and no attention dropout, or readable"
                 )
-        self.backend = "readable" if backend == "auto" else backend  # until the kernels have been measured on a GPU
-        return self.backend
+        self.backend = backend
+
+    def chosen(self, device: torch.device, dtype: torch.dtype) -> str:
+        """What computes attention for queries of a type on a device: readable, or fused."""
+        if self.backend != "auto":
+            return self.backend
+        suits = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+        return "fused" if suits and self._fits_kernels() and HAS_TRITON else "readable"
+
+    def _fits_kernels(self) -> bool:
+        return self.content_bias.shape[1] in KERNEL_WIDTHS and not self.dropout
 
     def merge(self, attended: Tensor) -> Tensor:
         """(B, H, T, K) to (B, T, D)."""
@@ -158,6 +178,33 @@ class RelativeAttention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         """(..., T, D) to (..., H, T, K)."""
         return torch.unflatten(x, -1, (self.n_heads, -1)).transpose(-3, -2)
+
+
+class _FrozenLinear(torch.autograd.Function):
+    """A product with a matrix whose first rows of input get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, n_frozen: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.n_frozen = n_frozen
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        d_x = F.pad(gradient[:, ctx.n_frozen :] @ weight, (0, 0, ctx.n_frozen, 0))
+        return d_x, gradient.flatten(0, 1).T @ x.flatten(0, 1), None
+
+
+def _linear(x: Tensor, weight: Tensor, n_frozen: int) -> Tensor:
+    """F.linear, in the type that autocast gives it, with no gradient to the first `n_frozen` rows of x (B, N, D)."""
+    if n_frozen == 0 or not torch.is_grad_enabled():
+        return F.linear(x, weight)
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+    out: Tensor = _FrozenLinear.apply(x, weight, n_frozen)  # type: ignore[no-untyped-call]
+    return out
 
 
 def relative_attention(
@@ -176,7 +223,7 @@ def relative_attention(
     starts; n_compressed is C. Returns (B, H, T, K), and (B, N) the mean over heads and
     queries of the attention each slot received, before dropout, or None.
     """
-    query, key, value = projected
+    query, key, value = projected.query, projected.key, projected.value
     T, N = query.shape[-2], key.shape[-2]
     content = (query + biases.content[:, None]) @ key.transpose(-1, -2)
     # The rows of the table that slots [0, C) and [C, N) need for queries 0 to T-1.

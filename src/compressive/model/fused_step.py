@@ -15,8 +15,6 @@ from torch import Tensor
 from compressive.model.attention import Biases, Now, OnePosition, Positions
 
 BLOCK = 64
-HEAD_WIDTHS = (16, 32, 64, 128, 256)
-"""What the kernels take: powers of two, as tiles are."""
 
 
 @triton.jit

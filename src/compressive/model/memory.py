@@ -147,7 +147,7 @@ class Memory(TensorRecord):
             raise ValueError(
                 f"memory on {held.device}: the model is on {device}; move it with memory.to({str(device)!r})"
             )
-        if held.dtype != weight.dtype:
+        if held.dtype != weight.dtype and (held.dtype, weight.dtype) != (torch.bfloat16, torch.float32):  # autocast
             raise ValueError(
                 f"memory of type {held.dtype}: the model is of {weight.dtype}; change it with memory.to(dtype=...)"
             )

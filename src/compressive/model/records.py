@@ -41,9 +41,9 @@ class TensorRecord:
         """Move to a device, and turn floating-point tensors into another type; flags and counts keep theirs."""
         return self.map(lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None))
 
-    def where(self, condition: Tensor, other: Self) -> Self:
-        """Return this record if the condition, a 0-d tensor, holds, else the other; decided on the device."""
-        return self._combine([other], lambda x, y: torch.where(condition, x, y), shared=True)
+    def replace_(self, condition: Tensor, other: Self) -> Self:
+        """Take over another one's contents, in place, if the condition, a 0-d tensor, holds; decided on the device."""
+        return self._combine([other], lambda x, y: x.copy_(torch.where(condition, y, x)), shared=True)
 
     def select(self, lanes: Tensor) -> Self:
         """Pick batch lanes by number; a lane named more than once is forked."""

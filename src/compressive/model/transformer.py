@@ -72,7 +72,9 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, LayerMemory, Tensor]:
         """Lines 5 to 12; returns the next layer's input, this layer's next memory and its compression loss."""
         slots = self.normed(memory.slots(h))  # line 5
-        projected = self.attention.project(slots[:, -h.shape[1] :], slots)
+        # With post-norm all that a gradient could do in memory is vanish; only BPTT keeps a graph there.
+        frozen = 0 if self.pre_norm or memory.compressed.requires_grad else self.n_memory
+        projected = self.attention.project(slots[:, -h.shape[1] :], slots, frozen)
         attention, usage = self.attention(  # line 6
             projected,
             code,
@@ -115,7 +117,7 @@ class Layer(nn.Module):
             loss: Tensor = self.compression_decoder(old, new, new_valid, counts)
             return loss
         # The evicted slots were projected for attention already: they follow the compressed ones (lines 3-6).
-        query, key, value = (x.detach() for x in projected)
+        query, key, value = (x.detach() for x in (projected.query, projected.key, projected.value))
         evicted = slice(self.n_compressed, self.n_compressed + old.slots.shape[1])
         return attention_reconstruction(
             query,
@@ -212,9 +214,10 @@ class CompressiveTransformer(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def use_attention(self, backend: Attention) -> str:
-        """Choose what computes attention in every layer, and return its name."""
-        return [layer.attention.use(backend) for layer in self.layers][-1]
+    def use_attention(self, backend: Attention) -> None:
+        """Choose what computes attention in every layer."""
+        for layer in self.layers:
+            layer.attention.use(backend)
 
     def initial_memory(self, batch_size: int) -> Memory:
         """Lines 1 and 2: empty memories, on the model's device and in its type."""

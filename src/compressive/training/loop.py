@@ -11,30 +11,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch import Tensor
 
 from compressive.config import RunConfig, TrainConfig
 from compressive.data.corpus import Corpus, Lanes
 from compressive.evaluation.score import score
 from compressive.generation.generate import generate
 from compressive.model.language_model import CompressiveLM
-from compressive.model.memory import Memory
-from compressive.parallel import World, local, whole
+from compressive.parallel import World
 from compressive.run import Run, pick_device
 from compressive.training import checkpoint
 from compressive.training.flops import peak_flops, training_flops_per_token
 from compressive.training.metrics import Recorder, clock, warn
-from compressive.training.schedule import is_update, learning_rate, steps_per_update
+from compressive.training.schedule import learning_rate
+from compressive.training.step import Step, Windows
 
 FINISHED, INTERRUPTED = 0, 75
 """Exit codes: trained to the end; saved after a signal, to be resumed."""
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PATIENCE = 3
 """So many steps in a row may give no finite loss or gradient before training stops."""
 
@@ -66,36 +66,29 @@ def train(run: Run, world: World | None = None) -> int:
 
     torch.manual_seed(options.seed)
     model = CompressiveLM(config.model).to(device).train()
-    backend = model.trunk.use_attention(options.attention)
-    forward = world.wrap(model, options)
+    model.trunk.use_attention(options.attention)
+    take = Step(model, options, world, lanes.count)
     torch.manual_seed(options.seed + world.rank)  # from here on it is dropout that draws
-    named = dict(model.named_parameters())
-    groups = model.task_parameters(), model.compressor_parameters()  # they are clipped apart
-    optimiser = _optimiser(list(named.values()), options.learning_rate)
-    memory = model.initial_memory(lanes.count)
-    totals: list[Tensor] = []  # gradients summed since the last update, where updates are rarer than steps
-    counted = torch.zeros((), device=device)  # and over how many steps
     step, position, tokens_read, best, seconds = 0, 0, 0, math.inf, 0.0
     if (saved := world.first(lambda: checkpoint.latest(run.checkpoints))) is not None:
         step, position, tokens_read, best, seconds = (
             saved.state[name] for name in ("step", "position", "tokens", "best", "seconds")
         )
-        memory = memory.clone()
-        totals = [torch.zeros_like(parameter) for parameter in named.values()] * saved.state["accumulating"]
+        take.accumulating = saved.state["accumulating"]
+        take.totals = [torch.zeros_like(parameter) for parameter in take.named.values()] * take.accumulating
         same = (saved.state["processes"], saved.state["device"]) == (world.size, device.type)
-        parts = _parts(world, named, optimiser, memory, totals, counted, with_rng=same)
+        parts = take.state() | {"rng": _rng_state(world) if same else {}}
         saved.fill(parts, world)
         _set_rng_state(parts["rng"]) if same else torch.manual_seed(hash((options.seed, step, world.rank)))
 
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16")
-    late, tally, keep = Late(device), Tally(config, world, step), settle(options, device)
+    late, tally = Late(device), Tally(config, world, step)
     unit, stopping = "bpc" if corpus.tokenizer.kind == "bytes" else "ppl", False
 
     def save(best_value: float | None = None) -> None:
         state: dict[str, Any] = {"step": step, "position": position, "tokens": tokens_read, "best": best}
-        state |= {"seconds": recorder.seconds, "accumulating": bool(totals)}
+        state |= {"seconds": recorder.seconds, "accumulating": take.accumulating}
         state |= {"processes": world.size, "device": device.type}
-        saver.save(step, _parts(world, named, optimiser, memory, totals, counted), state, best_value)
+        saver.save(step, take.state() | {"rng": _rng_state(world)}, state, best_value)
 
     with (
         Recorder(run.folder, config, step, seconds, unit, world.is_first) as recorder,
@@ -104,49 +97,16 @@ def train(run: Run, world: World | None = None) -> int:
     ):
         where = f"from step {step}" if step else f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
         together = f" × {world.size} ({options.parallel})" if world.size > 1 else ""
+        backend = model.trunk.layers[0].attention.chosen(device, PRECISIONS[options.precision])
         how = f"{device}{together}, {options.precision}, {backend} attention"
+        how += ", compiled" * options.compile + ", captured" * take.captures
         recorder.say(f"training {run.folder} on {corpus.name}, {how}, {where}")
         while step < options.steps and not stopping:
-            # One step: some windows of every lane, memory carried, gradients through all of them.
-            before, task, compression = memory, torch.zeros((), device=device), torch.zeros((), device=device)
-            with autocast:
-                for i in range(options.unroll):
-                    x, y = _batch(lanes, position + i * config.model.window, config.model.window, device)
-                    out = forward(x, memory, targets=y)
-                    memory = out.memory
-                    task = task + out.nll.mean() / options.unroll
-                    compression = compression + out.compression_loss / options.unroll
-            (task + compression).backward()  # they share no parameter, so no constant weighs them
-
-            # Whether the step is any good is decided on the device, for all processes; nothing waits for it here.
-            asked = torch.full_like(task, bool(signals))
-            task, compression, asked = world.mean(torch.stack([task.detach(), compression.detach(), asked])).unbind()
-            norms = [_norm(group, device) for group in groups]
-            finite = (task + compression).isfinite() & whole(norms[0]).isfinite() & whole(norms[1]).isfinite()
-            memory = keep(memory.detach(), finite, before)
-            if steps_per_update(step, config.train) > 1:
-                totals, counted = _accumulate(totals, counted, named.values(), finite)
-            if is_update(step, config.train):
-                if totals:
-                    for parameter, total in zip(named.values(), totals, strict=True):
-                        local(total).div_(counted.clamp(min=1))
-                        parameter.grad = total
-                    good, norms = counted > 0, [_norm(group, device) for group in groups]
-                    totals, counted = [], torch.zeros_like(counted)
-                else:
-                    good = finite
-                for group, norm in zip(groups, norms, strict=True):
-                    clip_grads_with_norm_(group, options.clip, norm)
-                for settings in optimiser.param_groups:
-                    settings["lr"] = learning_rate(step, options)
-                optimiser.found_inf = (~good).float()  # type: ignore[attr-defined]  # the fused kernel then does nothing
-                optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-
+            windows = _read(lanes, position, config.model.window, options.unroll, device)
+            row = take(windows, step, bool(signals))
             step += 1
             tokens_read += options.batch * stride
             position = position + stride if position + 2 * stride <= lanes.length else 0
-            row = torch.stack([task, compression, *map(whole, norms), finite.float(), asked])
             stopping = tally.add(step, late.exchange(row))
 
             if step % options.log_every == 0 or step == options.steps:
@@ -297,78 +257,18 @@ def peak_gib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _batch(lanes: Lanes, position: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Copy a window of every lane to the device, without waiting for it."""
+def _read(lanes: Lanes, position: int, window: int, count: int, device: torch.device) -> Windows:
+    """Copy some windows of every lane to the device, without waiting for it."""
 
-    def move(view: np.ndarray[Any, Any]) -> Tensor:
-        tokens = torch.from_numpy(np.array(view, dtype=np.int64 if view.dtype == np.uint32 else view.dtype))
+    def move(views: Iterable[np.ndarray[Any, Any]]) -> Tensor:
+        view = np.stack(list(views))
+        tokens = torch.from_numpy(view.astype(np.int64) if view.dtype == np.uint32 else view)
         if device.type == "cuda":
             tokens = tokens.pin_memory()
         return tokens.to(device, non_blocking=True).long()
 
-    x, y = lanes.window(position, size)
-    return move(x), move(y)
-
-
-def settle(options: TrainConfig, device: torch.device) -> Callable[[Memory, Tensor, Memory], Memory]:
-    """Give what keeps a step's memory if the step was finite, and else the one before it.
-
-    A CPU can be asked at once. A GPU decides for itself, so that nothing waits: dozens of tensors, so best compiled.
-    """
-    if device.type == "cpu":
-        return lambda memory, finite, before: memory if finite else before
-    return torch.compile(Memory.where) if options.compile else Memory.where
-
-
-def _norm(parameters: list[nn.Parameter], device: torch.device) -> Tensor:
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return get_total_norm(gradients) if gradients else torch.zeros((), device=device)
-
-
-def _accumulate(
-    totals: list[Tensor], counted: Tensor, parameters: Iterable[nn.Parameter], finite: Tensor
-) -> tuple[list[Tensor], Tensor]:
-    """Add this step's gradients to the sum, unless they are no good."""
-    totals = totals or [torch.zeros_like(parameter) for parameter in parameters]
-    for total, parameter in zip(totals, parameters, strict=True):
-        if parameter.grad is not None:
-            local(total).add_(torch.where(finite, local(parameter.grad), 0))
-    return totals, counted + finite
-
-
-def _optimiser(parameters: list[nn.Parameter], rate: float) -> torch.optim.Adam:
-    """Adam, with its state there from the beginning, so that a checkpoint can be read into it."""
-    optimiser = torch.optim.Adam(parameters, lr=rate, fused=True)
-    for parameter in parameters:
-        optimiser.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimiser
-
-
-def _parts(
-    world: World,
-    named: Mapping[str, nn.Parameter],
-    optimiser: torch.optim.Optimizer,
-    memory: Memory,
-    totals: list[Tensor],
-    counted: Tensor,
-    with_rng: bool = True,
-) -> dict[str, dict[str, Tensor]]:
-    """All that a run needs to go on as if it had never stopped; to be saved, or to be read into.
-
-    The parameters are those named at the start: FSDP puts others in their place while a model is in use.
-    """
-    return {
-        "model": dict(named),
-        "optimiser": {f"{name}.{key}": x for name, p in named.items() for key, x in optimiser.state[p].items()},
-        "gradient": dict(zip(named, totals, strict=True)) if totals else {},
-        "counted": {"steps": counted},
-        "memory": {name: world.by_lane(tensor) for name, tensor in memory.state_dict().items()},
-        "rng": _rng_state(world) if with_rng else {},
-    }
+    x, y = zip(*(lanes.window(position + i * window, window) for i in range(count)), strict=True)
+    return Windows(move(x), move(y))
 
 
 def _rng_state(world: World) -> dict[str, Tensor]:

@@ -1,0 +1,178 @@
+"""One step of training: some windows of every lane, forward and back, memory carried, and an update if it is time.
+
+Nothing here waits for the device: whether a step was any good is decided there. So on a GPU that trains alone a whole
+step is captured as a CUDA graph, and costs the host one launch.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from compressive.config import TrainConfig
+from compressive.model.language_model import CompressiveLM
+from compressive.model.memory import Memory
+from compressive.parallel import World, local, whole
+from compressive.training.schedule import is_update, learning_rate, steps_per_update
+
+WARM_UP = 3
+"""So many steps of a kind are taken before one is captured: compilation, and buffers that libraries keep."""
+
+
+class Windows(NamedTuple):
+    """What one step reads, on the device: (unroll, lanes, window) each."""
+
+    tokens: Tensor
+    targets: Tensor
+
+    def copy_(self, other: Self) -> None:
+        """Take over another one's contents."""
+        for mine, its in zip(self, other, strict=True):
+            mine.copy_(its)
+
+
+class Step:
+    """All that steps change, and how: parameters, their optimiser, memory, gradients summed since the last update."""
+
+    def __init__(self, model: CompressiveLM, options: TrainConfig, world: World, lanes: int) -> None:
+        self.options, self.world, self.device = options, world, world.device
+        self.forward = world.wrap(model, options)
+        self.named: Mapping[str, nn.Parameter] = dict(model.named_parameters())
+        self.groups = model.task_parameters(), model.compressor_parameters()  # they are clipped apart
+        cuda = self.device.type == "cuda"
+        rate = torch.tensor(options.learning_rate, device=self.device) if cuda else options.learning_rate
+        self.optimiser = _optimiser(list(self.named.values()), rate, capturable=cuda)
+        self.memory = model.initial_memory(lanes)
+        if options.precision == "bf16":  # as all products with it are; usage and flags stay
+            self.memory = self.memory.map(lambda x: x.bfloat16() if x.ndim == 3 else x)
+        self.totals: list[Tensor] = []  # gradients since the last update, where updates are rarer than steps
+        self.counted = torch.zeros((), device=self.device)  # and over how many steps
+        self.accumulating = False
+        self.asked = torch.zeros((), device=self.device)
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=options.precision == "bf16")
+        self.keep = _keeper(options, self.device)
+        # Bands of a vocabulary ask the device which tokens are theirs; gradients of many processes meet elsewhere.
+        self.captures = cuda and options.cuda_graph and world.size == 1 and not model.config.adaptive_cutoffs
+        self.captures &= options.parallel != "fsdp"
+        self.graphs: dict[tuple[bool, bool], tuple[torch.cuda.CUDAGraph, Windows, Tensor]] = {}
+        self.taken: dict[tuple[bool, bool], int] = {}
+
+    def __call__(self, windows: Windows, step: int, asked: bool = False) -> Tensor:
+        """Take step number `step`.
+
+        Returns, on the device, the task loss, the compression loss, the gradient norms of both groups of parameters,
+        whether all was finite, and whether any process was asked to stop; a captured step overwrites its last ones.
+        """
+        kind = accumulates, updates = steps_per_update(step, self.options) > 1, is_update(step, self.options)
+        self.accumulating = accumulates and not updates
+        if accumulates and not self.totals:
+            self.totals = [torch.zeros_like(parameter) for parameter in self.named.values()]
+        self.asked.fill_(asked)
+        for settings in self.optimiser.param_groups:
+            if isinstance(settings["lr"], Tensor):
+                settings["lr"].fill_(learning_rate(step, self.options))
+            else:
+                settings["lr"] = learning_rate(step, self.options)
+        self.taken[kind] = self.taken.get(kind, 0) + 1
+        if not self.captures or self.taken[kind] <= WARM_UP:
+            return self.advance(windows, *kind)
+        if kind not in self.graphs:
+            held = Windows(*(x.clone() for x in windows))
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                row = self.advance(held, *kind)
+            self.graphs[kind] = graph, held, row
+        graph, held, row = self.graphs[kind]
+        held.copy_(windows)
+        graph.replay()
+        return row
+
+    def advance(self, windows: Windows, accumulates: bool, updates: bool) -> Tensor:
+        """Take a step, of one of the kinds that there are."""
+        options, memory = self.options, self.memory
+        task, compression = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        with self.autocast:
+            for x, y in zip(*windows, strict=True):
+                out = self.forward(x, memory, targets=y)
+                memory = out.memory
+                task = task + out.nll.mean() / options.unroll
+                compression = compression + out.compression_loss / options.unroll
+        (task + compression).backward()  # they share no parameter, so no constant weighs them
+
+        # Whether the step is any good is decided on the device, for all processes.
+        losses = torch.stack([task.detach(), compression.detach(), self.asked])
+        task, compression, asked = self.world.mean(losses).unbind()
+        norms = self._norms()
+        good = finite = (task + compression).isfinite() & whole(norms[0]).isfinite() & whole(norms[1]).isfinite()
+        self.memory = self.keep(memory.detach(), finite, self.memory)
+        if accumulates:
+            self._accumulate(finite)
+        if updates:
+            if accumulates:
+                for parameter, total in zip(self.named.values(), self.totals, strict=True):
+                    local(total).div_(self.counted.clamp(min=1))
+                    parameter.grad = total
+                good, norms = self.counted > 0, self._norms()
+            for group, norm in zip(self.groups, norms, strict=True):
+                clip_grads_with_norm_(group, options.clip, norm)
+            self.optimiser.found_inf = (~good).float()  # type: ignore[attr-defined]  # the fused kernel then does nothing
+            self.optimiser.step()
+            if accumulates:
+                torch._foreach_zero_([local(total) for total in self.totals])
+                self.counted.zero_()
+        self.optimiser.zero_grad(set_to_none=True)
+        return torch.stack([task, compression, *map(whole, norms), finite.float(), asked])
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """All that a run needs to go on as if it had never stopped; to be saved, or to be read into.
+
+        The parameters are those named at the start: FSDP puts others in their place while a model is in use.
+        """
+        optimiser = {f"{name}.{key}": x for name, p in self.named.items() for key, x in self.optimiser.state[p].items()}
+        return {
+            "model": dict(self.named),
+            "optimiser": optimiser,
+            "gradient": dict(zip(self.named, self.totals, strict=True)) if self.accumulating else {},
+            "counted": {"steps": self.counted},
+            "memory": {name: self.world.by_lane(tensor) for name, tensor in self.memory.state_dict().items()},
+        }
+
+    def _norms(self) -> list[Tensor]:
+        gradients = [[p.grad for p in group if p.grad is not None] for group in self.groups]
+        return [get_total_norm(group) if group else torch.zeros((), device=self.device) for group in gradients]
+
+    def _accumulate(self, finite: Tensor) -> None:
+        """Add this step's gradients to the sum, unless they are no good."""
+        for total, parameter in zip(self.totals, self.named.values(), strict=True):
+            if parameter.grad is not None:
+                local(total).add_(torch.where(finite, local(parameter.grad), 0))
+        self.counted += finite
+
+
+def _optimiser(parameters: list[nn.Parameter], rate: float | Tensor, capturable: bool) -> torch.optim.Adam:
+    """Adam, with its state there from the beginning, so that a checkpoint can be read into it."""
+    optimiser = torch.optim.Adam(parameters, lr=rate, fused=True, capturable=capturable)
+    for parameter in parameters:
+        optimiser.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimiser
+
+
+def _keeper(options: TrainConfig, device: torch.device) -> Callable[[Memory, Tensor, Memory], Memory]:
+    """Give what keeps a step's memory if the step was finite, and else the one before it.
+
+    A CPU can be asked at once. A GPU decides for itself, and in place, as a captured step must find it where it was:
+    dozens of tensors, so best compiled.
+    """
+    if device.type == "cpu":
+        return lambda memory, finite, before: memory if finite else before
+
+    def keep(memory: Memory, finite: Tensor, before: Memory) -> Memory:
+        return before.replace_(finite, memory)
+
+    return torch.compile(keep) if options.compile else keep
