@@ -78,3 +78,13 @@ def test_clone_and_detach():
     copy = record.detach().clone()
     copy.x.zero_()
     assert record.x.any()
+
+
+def test_written_into_another_in_place():
+    target, source = sample(), sample().map(lambda x: x.clone() if x.dtype == torch.bool else x + 1)
+    held = target.state_dict()
+    target.copy_(source)
+    assert same(target, source)
+    assert held["parts.0.maybe"].data_ptr() == target.parts[0].maybe.data_ptr()
+    target.copy_(target)  # what is there already is left alone
+    assert same(target, source)

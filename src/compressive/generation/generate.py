@@ -4,6 +4,7 @@ for tokens in generate(model, prompt, 500, samples=4):
     ...  # (4,): the next token of each sample
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from compressive.evaluation.score import evaluating
-from compressive.generation.sampling import check_sampling, sample
+from compressive.generation.sampling import check_sampling, choose
+from compressive.generation.stepper import Stepper, capture_for, for_steps
+from compressive.model.attention import precise
 from compressive.model.decoding import DecodingState
 from compressive.model.language_model import CompressiveLM
 
@@ -40,27 +43,42 @@ def generate(
 
     @torch.no_grad()
     def draw() -> Iterator[Tensor]:
-        logits, state = prime(model, prompt)
-        generator = torch.Generator(logits.device).manual_seed(seed)
+        settled = for_steps(model)
+        logits, state = _read(settled, prompt)
         fork = torch.zeros(samples, dtype=torch.long, device=logits.device)
         logits, state = logits[fork], state.select(fork)
-        for remaining in reversed(range(length)):
-            tokens = sample(logits, temperature=temperature, top_p=top_p, top_k=top_k, generator=generator)
-            yield tokens
-            if remaining:
-                with evaluating(model) if model.training else nullcontext():
-                    logits, state = model.step(tokens, state)
+        generator = torch.Generator(logits.device).manual_seed(seed)
+        noise = torch.empty_like(precise(logits))
+        chosen = functools.partial(choose, temperature=temperature, top_p=top_p, top_k=top_k)
+        tokens = chosen(logits, noise.exponential_(generator=generator))
+
+        def step(state: DecodingState) -> DecodingState:
+            logits, state = settled.step(tokens, state)
+            tokens.copy_(chosen(logits, noise))
+            return state
+
+        stepper = Stepper(step, state, capture_for(settled))
+        yield tokens.clone()
+        for _ in range(length - 1):
+            noise.exponential_(generator=generator)
+            with evaluating(settled) if settled.training else nullcontext():
+                stepper()
+            yield tokens.clone()
 
     return draw()
 
 
-@torch.no_grad()
 def prime(model: CompressiveLM, prompt: Tensor) -> tuple[Tensor, DecodingState]:
     """Read a prompt (n,) into an empty memory; return the logits (1, V) of what follows, and the state to go on from.
 
     Whole windows are read at once, what is left over step by step: a book costs one pass, not a step per token.
     """
-    tokens, window = _checked(model, prompt).to(next(model.parameters()).device), model.config.window
+    return _read(for_steps(model), _checked(model, prompt))
+
+
+@torch.no_grad()
+def _read(model: CompressiveLM, prompt: Tensor) -> tuple[Tensor, DecodingState]:
+    tokens, window = prompt.to(next(model.parameters()).device), model.config.window
     whole = len(tokens) // window * window
     memory, hidden = model.initial_memory(1), None
     with evaluating(model):
@@ -69,11 +87,22 @@ def prime(model: CompressiveLM, prompt: Tensor) -> tuple[Tensor, DecodingState]:
             out = model.trunk(model.embedding(tokens[None, begin : begin + window]), memory)
             memory, hidden = out.memory, out.hidden[:, -1]
         state = model.decoding_state(memory)
-        logits = None if hidden is None else model.embedding.logits(hidden)
+        if hidden is not None and whole == len(tokens):
+            return model.embedding.logits(hidden), state
+
+        token = tokens[:1].clone()
+        logits = torch.empty(1, model.config.vocab_size, dtype=state.window.dtype, device=token.device)
+
+        def step(state: DecodingState) -> DecodingState:
+            out, state = model.step(token, state)
+            logits.copy_(out)
+            return state
+
+        stepper = Stepper(step, state, capture_for(model))
         for position in range(whole, len(tokens)):
-            logits, state = model.step(tokens[position, None], state)
-    assert logits is not None
-    return logits, state
+            token.copy_(tokens[position])
+            stepper()
+    return logits, stepper.state
 
 
 def _checked(model: CompressiveLM, prompt: Tensor) -> Tensor:

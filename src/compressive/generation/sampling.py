@@ -17,8 +17,17 @@ def sample(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draw one token from each row, (B, V) to (B,); a temperature of 0 takes the most likely."""
+    noise = torch.empty_like(precise(logits)).exponential_(generator=generator)
+    return choose(logits, noise, temperature=temperature, top_p=top_p, top_k=top_k)
+
+
+def choose(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float, top_k: int) -> Tensor:
+    """Draw as `sample` does, by noise (B, V) from the exponential distribution: what is random happens outside.
+
+    It is a race: a token that waits for noise / p comes first with probability p.
+    """
     kept = filter_logits(logits, temperature=temperature, top_p=top_p, top_k=top_k)
-    return torch.multinomial(kept.softmax(dim=-1), 1, generator=generator).squeeze(-1)
+    return (kept.softmax(dim=-1) / noise).argmax(dim=-1)
 
 
 def filter_logits(logits: Tensor, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Tensor:

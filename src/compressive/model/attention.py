@@ -54,6 +54,22 @@ class Biases(NamedTuple):
     far: Tensor  # v for compressed slots
 
 
+class OnePosition(NamedTuple):
+    """Query, key and value of one position per lane, (B, H, K) each."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+class Now(NamedTuple):
+    """Where a step stands."""
+
+    position: Tensor  # (B,): in the window
+    distance: Tensor  # (H, B, N), the same for all heads: how far back each slot lies, 0 for those to come
+    hidden: Tensor  # (B, N), bool: slots that may not be seen
+
+
 class RelativeAttention(nn.Module):
     """Multi-head attention of a window over both memories and itself."""
 
@@ -69,6 +85,9 @@ class RelativeAttention(nn.Module):
         self.relative = nn.Linear(D, D, bias=False)  # W_r
         self.content_bias = nn.Parameter(torch.zeros(H, K))  # u
         self.position_bias = nn.Parameter(torch.zeros(H, K))  # v
+        # How single steps are taken; `generation/stepper.py: for_steps` knows faster ways.
+        self.joined: Tensor | None = None  # W_q, W_k and W_v in one
+        self.attend_one = step_attention
         # The authors' released code gives compressed slots a W_r and v of their own; the paper does not speak of it.
         self.separate = config.compressed_positions == "separate"
         if self.separate:
@@ -82,6 +101,14 @@ class RelativeAttention(nn.Module):
         """
         key_value = _linear(slots, self.key_value.weight, n_frozen)
         return Projected(self._heads(self.query(window)), torch.unflatten(key_value, -1, (2, self.n_heads, -1)))
+
+    def project_one(self, x: Tensor) -> OnePosition:
+        """Project one position per lane (B, D)."""
+        if self.joined is None:
+            projected = torch.cat([self.query(x), self.key_value(x)], dim=-1)
+        else:
+            projected = F.linear(x, self.joined)
+        return OnePosition(*projected.view(len(x), 3, self.n_heads, -1).unbind(dim=1))
 
     def project_frozen(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of slots, with no gradient to the weights: Algorithm 2, line 5."""
@@ -248,32 +275,39 @@ def visibility(memory_valid: Tensor, segment_ids: Tensor | None, n_queries: int)
 
 
 def step_attention(
-    query: Tensor,
+    new: OnePosition,
     key: Tensor,
     value: Tensor,
     biases: Biases,
     positions: Positions,
-    query_slot: Tensor,
-    visible: Tensor,
+    now: Now,
     n_compressed: int,
-) -> tuple[Tensor, Tensor]:
-    """Attend from one position per lane to cached keys and values.
+    n_memory: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Write one position per lane into cached keys and values (B, H, N, K), and attend from it.
 
-    query (B, H, K); key and value (B, H, N, K); positions for the distances 0 to N-1; query_slot (B,), the slot
-    that each lane's query sits at; visible (B, N). Returns (B, H, K) and the attention weights averaged over
-    heads, (B, N).
+    positions for the distances 0 to N-1. Returns (B, H, K), and the attention weights (B, H, N), which faster ways of
+    doing this may leave out.
     """
-    slots = torch.arange(key.shape[-2], device=key.device)
-    distance = (query_slot[:, None] - slots).clamp(min=0)[:, None].expand(-1, query.shape[1], -1)
-    content = torch.einsum("bhk,bhnk->bhn", query + biases.content, key)
-    near = torch.einsum("bhk,hnk->bhn", query + biases.near, positions.near)
-    far = near
-    if positions.far is not positions.near:
-        far = torch.einsum("bhk,hnk->bhn", query + biases.far, positions.far)
-    position = torch.where(slots < n_compressed, far.gather(-1, distance), near.gather(-1, distance))
+    query = new.query
+    slot = (now.position + n_memory).view(-1, 1, 1, 1).expand(-1, query.shape[1], -1, query.shape[2])
+    for slots, entering in ((key, new.key), (value, new.value)):
+        slots.scatter_(2, slot, entering.unsqueeze(2).to(slots.dtype))
+
+    content = ((query + biases.content).unsqueeze(2) @ key.transpose(2, 3)).squeeze(2)
+
+    def by_slot(bias: Tensor, table: Tensor, index: Tensor) -> Tensor:
+        by_distance = (query + bias).transpose(0, 1) @ table.transpose(1, 2)  # (H, B, N): one product for all lanes
+        return by_distance.gather(2, index).transpose(0, 1)
+
+    if positions.far is positions.near:
+        position = by_slot(biases.near, positions.near, now.distance)
+    else:
+        far = by_slot(biases.far, positions.far, now.distance[..., :n_compressed])
+        position = torch.cat([far, by_slot(biases.near, positions.near, now.distance[..., n_compressed:])], dim=2)
     scores = (precise(content) + precise(position)) / math.sqrt(query.shape[-1])
-    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(dim=-1)
-    return torch.einsum("bhn,bhnk->bhk", weights.to(value.dtype), value), weights.mean(dim=1)
+    weights = scores.masked_fill_(now.hidden.unsqueeze(1), -torch.inf).softmax(dim=-1)
+    return (weights.to(value.dtype).unsqueeze(2) @ value).squeeze(2), weights
 
 
 def precise(x: Tensor) -> Tensor:

@@ -12,11 +12,10 @@ from compressive.model.records import SHARED, TensorRecord
 
 @dataclass(frozen=True)
 class LayerCache(TensorRecord):
-    """One layer's projections of all N = C + M + window slots, and its window so far."""
+    """One layer's projections of all N = C + M + window slots."""
 
     key: Tensor  # (B, H, N, K)
     value: Tensor  # (B, H, N, K)
-    window: Tensor  # (B, window, D): the inputs that will enter memory
     received: Tensor | None  # (B, M): attention on recent slots, summed over this window; for most-used compression
     near: Tensor = field(metadata=SHARED)  # (H, N, K): r for the distances 0 to N-1
     far: Tensor | None = field(metadata=SHARED)  # the same for compressed slots, where it differs
@@ -33,6 +32,8 @@ class DecodingState(TensorRecord):
 
     memory: Memory  # as it was when each lane's window began
     layers: tuple[LayerCache, ...]
+    window: Tensor  # (B, n_layers, window, D): each layer's inputs so far, which will enter memory
+    order: Tensor  # (B, n_layers, N): where in this window a slot is read, -1 if before it, `window`: never to be seen
     position: Tensor  # (B,): tokens of the current window read so far
     start: Tensor  # (B,): where in this window the current document began, -1 if before it
     room: int  # for so many steps at least no lane's window is full: spares a look at the device

@@ -91,7 +91,7 @@ class CompressiveLM(nn.Module):
         tokens = tokens.long()
         if torch.compiler.is_compiling() or tokens.device.type != "cpu" or tokens.numel() == 0:
             return tokens
-        low, high = int(tokens.min()), int(tokens.max())
+        low, high = (int(extreme) for extreme in tokens.aminmax())
         if low < 0 or high >= V:
             raise ValueError(
                 f"{name} from {low} to {high}: expected 0 to {V - 1}; "

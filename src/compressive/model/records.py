@@ -33,6 +33,10 @@ class TensorRecord:
         """Copy every tensor."""
         return self.map(Tensor.clone)
 
+    def copy_(self, other: Self) -> None:
+        """Write another record's tensors into this one's, wherever they are not the very same."""
+        self._combine([other], lambda x, y: x if x is y else x.copy_(y), shared=True)
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Move to a device, and turn floating-point tensors into another type; flags and counts keep theirs."""
         return self.map(lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import Attention, ModelConfig
-from compressive.model.attention import Positions, Projected, RelativeAttention, sinusoids, step_attention
+from compressive.model.attention import Now, Positions, Projected, RelativeAttention, sinusoids
 from compressive.model.compression import COMPRESSORS
 from compressive.model.decoding import DecodingState, LayerCache
 from compressive.model.memory import (
@@ -143,58 +143,46 @@ class Layer(nn.Module):
         """Project what is in memory, once, and leave room for a window."""
         slots = torch.cat([memory.compressed, memory.recent], dim=1)
         key, value = self.attention.project_frozen(self.normed_frozen(slots))
-        positions = self.attention.positions(code)
+        near, far = (r.contiguous() for r in self.attention.positions(code))
         return LayerCache(
             key=F.pad(key, (0, 0, 0, window)),
             value=F.pad(value, (0, 0, 0, window)),
-            window=slots.new_zeros(slots.shape[0], window, slots.shape[2]),
             received=None if memory.usage is None else torch.zeros_like(memory.usage),
-            near=positions.near,
-            far=positions.far if self.attention.separate else None,
+            near=near,
+            far=far if self.attention.separate else None,
         )
 
-    def step(
-        self, h: Tensor, memory: LayerMemory, cache: LayerCache, position: Tensor, start: Tensor
-    ) -> tuple[Tensor, LayerCache]:
-        """Lines 5 to 7 and 12 for one position per lane, h (B, D), written into the cache's window."""
-        lanes = torch.arange(h.shape[0], device=h.device)
-        slot = self.n_memory + position
-        x = self.normed(h[:, None])
-        projected = self.attention.project(x, x)
-        query, key, value = (x.squeeze(2) for x in (projected.query, projected.key, projected.value))  # (B, H, K)
-        cache.window[lanes, position] = h.to(cache.window.dtype)
-        cache.key[lanes, :, slot] = key.to(cache.key.dtype)
-        cache.value[lanes, :, slot] = value.to(cache.value.dtype)
-
-        offsets = torch.arange(cache.window.shape[1], device=h.device)
-        in_window = (offsets >= start[:, None]) & (offsets <= position[:, None])
-        visible = torch.cat([memory.valid() & (start < 0)[:, None], in_window], dim=1)
+    def step(self, h: Tensor, cache: LayerCache, now: Now) -> tuple[Tensor, LayerCache]:
+        """Lines 5 to 7 and 12 for one position per lane, h (B, D), whose key and value are written into the cache."""
+        new = self.attention.project_one(self.normed(h))
         positions = Positions(cache.near, cache.near if cache.far is None else cache.far)
-        attended, weights = step_attention(
-            query, cache.key, cache.value, self.attention.biases(), positions, slot, visible, self.n_compressed
+        attended, weights = self.attention.attend_one(
+            new, cache.key, cache.value, self.attention.biases(), positions, now, self.n_compressed, self.n_memory
         )
         if cache.received is not None:
-            recent = weights[:, self.n_compressed : self.n_memory]
+            assert weights is not None
+            recent = weights.mean(dim=1)[:, self.n_compressed : self.n_memory]
             cache = dataclasses.replace(cache, received=cache.received + recent)
         return self.mix(h, self.attention.output(attended.flatten(1))), cache
 
-    def end_window(self, memory: LayerMemory, cache: LayerCache, segments: Segments) -> tuple[LayerMemory, LayerCache]:
-        """Lines 8 to 11 for a window that was read step by step; only new compressed slots are projected."""
-        C, M, T = self.n_compressed, self.n_recent, cache.window.shape[1]
+    def end_window(
+        self, memory: LayerMemory, cache: LayerCache, window: Tensor, segments: Segments
+    ) -> tuple[LayerMemory, LayerCache]:
+        """Lines 8 to 11 for a window (B, T, D) read step by step; only new compressed slots are projected."""
+        C, M, T = self.n_compressed, self.n_recent, window.shape[1]
         received = None if cache.received is None else cache.received / T
-        pushed = self.push(memory, cache.window, segments, received)
+        pushed = self.push(memory, window, segments, received)
         projected = self.attention.project_frozen(self.normed_frozen(pushed.new.to(memory.compressed.dtype)))
 
         def shift(slots: Tensor, new: Tensor) -> Tensor:
             compressed, recent, window = slots.split_with_sizes([C, M, T], dim=2)
             kept = [fifo(compressed, new.to(slots.dtype), dim=2)[1], fifo(recent, window, dim=2)[1]]
-            return torch.cat([*kept, torch.zeros_like(window)], dim=2)
+            return torch.cat([*kept, torch.zeros_like(window)], dim=2)  # the old ones stay for states that hold them
 
         cache = dataclasses.replace(
             cache,
             key=shift(cache.key, projected[0]),
             value=shift(cache.value, projected[1]),
-            window=torch.zeros_like(cache.window),  # the old one stays as it is for states that still hold it
             received=None if cache.received is None else torch.zeros_like(cache.received),
         )
         return pushed.memory, cache
@@ -269,7 +257,15 @@ class CompressiveTransformer(nn.Module):
             distances = torch.arange(layer.n_memory + window, device=weight.device)
             layers.append(layer.start_cache(layer_memory, self._code(distances, weight.dtype), window))
         position = torch.zeros(memory.batch_size, dtype=torch.long, device=weight.device)
-        return DecodingState(memory, tuple(layers), position, position - 1, window).owning()
+        return DecodingState(
+            memory=memory,
+            layers=tuple(layers),
+            window=memory.recent[0].new_zeros(memory.batch_size, len(layers), window, self.config.d_model),
+            order=self._order(memory),
+            position=position,
+            start=position - 1,
+            room=window,
+        ).owning()
 
     @torch.no_grad()
     def step(self, x: Tensor, state: DecodingState, starts: Tensor | None = None) -> tuple[Tensor, DecodingState]:
@@ -280,13 +276,24 @@ class CompressiveTransformer(nn.Module):
         """
         _check_step(x, state, starts, self.config.d_model)
         state = state.take()
-        start = state.start if starts is None else torch.where(starts, state.position, state.start)
-        h, caches = self.dropout(x), []
-        for layer, memory, cache in zip(self.layers, state.memory.layers, state.layers, strict=True):
-            h, cache = layer.step(h, memory, cache, state.position, start)
+        position, order = state.position, state.order
+        start = state.start if starts is None else torch.where(starts, position, state.start)
+        # What holds for all layers is found once, for the one with most slots.
+        most = order.shape[2]
+        back = torch.arange(most - self.config.window, -self.config.window, -1, device=order.device)
+        distance = (position[:, None] + back).clamp_(min=0).expand(self.config.n_heads, -1, -1)
+        hidden = (order < start[:, None, None]) | (order > position[:, None, None])
+        h, inputs, caches = self.dropout(x), [], []
+        for layer, cache, unseen in zip(self.layers, state.layers, hidden.unbind(dim=1), strict=True):
+            inputs.append(h)
+            fewer = most - cache.key.shape[2]  # slots are aligned at their right end, where the window is
+            now = Now(position, distance[..., fewer:], unseen[:, fewer:]) if fewer else Now(position, distance, unseen)
+            h, cache = layer.step(h, cache, now)
             caches.append(cache)
+        read = torch.stack(inputs, dim=1)[:, :, None].to(state.window.dtype)
+        state.window.scatter_(2, position[:, None, None, None].expand_as(read), read)
         state = dataclasses.replace(
-            state, layers=tuple(caches), position=state.position + 1, start=start, room=state.room - 1
+            state, layers=tuple(caches), position=position + 1, start=start, room=state.room - 1
         )
         if state.room == 0:
             state = self._end_windows(state)
@@ -306,17 +313,29 @@ class CompressiveTransformer(nn.Module):
         offsets = torch.arange(self.config.window, device=state.start.device)
         segments = Segments.of(offsets == state.start[:, None])
         memories, caches = [], []
-        for layer, memory, cache in zip(self.layers, state.memory.layers, state.layers, strict=True):
-            memory, cache = layer.end_window(memory, cache, segments)
+        for i, (layer, memory, cache) in enumerate(zip(self.layers, state.memory.layers, state.layers, strict=True)):
+            memory, cache = layer.end_window(memory, cache, state.window[:, i], segments)
             memories.append(memory)
             caches.append(cache)
+        pushed = dataclasses.replace(state.memory, layers=tuple(memories))
         return dataclasses.replace(
             state,
-            memory=dataclasses.replace(state.memory, layers=tuple(memories)),
+            memory=pushed,
             layers=tuple(caches),
+            window=torch.zeros_like(state.window),  # the old one stays as it is for states that still hold it
+            order=self._order(pushed),
             position=torch.zeros_like(state.position),
             start=torch.full_like(state.start, -1),
         )
+
+    def _order(self, memory: Memory) -> Tensor:
+        """Give `DecodingState.order` as a window begins; slots that other layers have and a layer has not: never."""
+        window, most = self.config.window, max(layer.n_memory for layer in self.layers)
+        valid = torch.stack(
+            [F.pad(layer.valid(), (most - layer.valid().shape[1], 0)) for layer in memory.layers], dim=1
+        )
+        offsets = torch.arange(window, device=valid.device).expand(*valid.shape[:2], -1)
+        return torch.cat([torch.where(valid, -1, window), offsets], dim=2)
 
     def _code(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
         """Sinusoid code of the distances, with TransformerXL's dropout on it."""

@@ -1,0 +1,78 @@
+"""The step kernels against the plain step attention, in Triton's interpreter: any shape, both schemes, all lanes."""
+
+import pytest
+import torch
+from helpers import build, random_tokens, tiny_config
+
+from compressive.model.attention import Biases, Now, OnePosition, Positions, step_attention
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPES = {  # B, H, C, M, T, K
+    "one part": (1, 2, 3, 5, 4, 16),
+    "many parts": (2, 3, 50, 40, 70, 16),
+    "no compressed": (2, 1, 0, 66, 9, 32),
+    "no memory": (3, 2, 0, 0, 5, 16),
+}
+
+
+@pytest.fixture
+def fused():
+    """The kernels; interpreted where there is no GPU, see conftest.py."""
+    from compressive.model.fused_step import fused_step_attention
+
+    return fused_step_attention
+
+
+@pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("name", SHAPES)
+def test_kernels_agree_with_the_plain_step(fused, name, dtype, tolerance, separate):
+    B, H, C, M, T, K = SHAPES[name]
+    N = C + M + T
+    draw = torch.Generator().manual_seed(len(name))
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=draw).to(dtype).to(DEVICE)
+
+    new = OnePosition(*normal(B, 3, H, K).unbind(dim=1))
+    key, value, r_near, u, v_near = normal(B, H, N, K), normal(B, H, N, K), normal(H, N, K), normal(H, K), normal(H, K)
+    r_far, v_far = (normal(H, N, K), normal(H, K)) if separate else (r_near, v_near)
+    position = torch.randint(T, (B,), generator=draw)  # lanes stand at positions of their own
+    slots = torch.arange(N)
+    hidden = (torch.rand(B, N, generator=draw) < 0.5) | (slots > C + M + position[:, None])
+    hidden[:, : C + M][0] = True  # whole parts are unseen
+    hidden[torch.arange(B), C + M + position] = False
+    distance = (C + M + position[:, None] - slots).clamp(min=0)
+    now = Now(*(x.to(DEVICE) for x in (position, distance.expand(H, -1, -1), hidden)))
+
+    rest = (Biases(u, v_near, v_far), Positions(r_near, r_far))
+    double = [type(group)(*(x.double() for x in group)) for group in (new, *rest)]
+    if not separate:
+        double[2] = Positions(double[2].near, double[2].near)
+    caches = [key.double(), value.double()]
+    want, _ = step_attention(double[0], *caches, *double[1:], now, C, C + M)
+    got, weights = fused(new, key, value, *rest, now, C, C + M)
+    assert weights is None
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance)
+    assert torch.equal(key.double(), caches[0])  # both have written the position, and nothing else
+    assert torch.equal(value.double(), caches[1])
+
+
+@pytest.mark.parametrize("positions", ["shared", "separate"])
+def test_a_model_steps_with_the_kernels_as_without(fused, positions):
+    config = tiny_config(d_model=32, compressed_positions=positions, memory_size=(6, 3), compressed_size=(3, 2))
+    model, tokens = build(config, dtype=torch.float32).to(DEVICE), random_tokens(config, 2, 11).to(DEVICE)
+
+    def logits():
+        state, found = model.decoding_state(model.initial_memory(2)), []
+        for t in range(tokens.shape[1]):
+            out, state = model.step(tokens[:, t], state, torch.tensor([t == 6, False], device=DEVICE))
+            found.append(out)
+        return torch.stack(found, dim=1)
+
+    want = logits()
+    for layer in model.trunk.layers:
+        layer.attention.attend_one = fused
+    torch.testing.assert_close(logits(), want, rtol=0, atol=1e-4)
