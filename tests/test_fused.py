@@ -18,6 +18,7 @@ def fused(monkeypatch):
     return fused
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {  # lanes, heads, window, compressed, recent, width of a head
     "blocks": (2, 1, 32, 16, 16, 16),
     "odd": (2, 2, 19, 13, 18, 16),
@@ -56,14 +57,15 @@ def test_kernels_agree_with_the_readable_attention(fused, name, segmented, separ
     gradient = torch.randn(want.shape, generator=draw, dtype=torch.float64)
     expected = torch.autograd.grad(want, leaves, gradient)
 
-    inputs = [x.float() for x in (query, key_value, u, v_near, v_far, r_near, r_far)]
+    inputs = [x.float().to(DEVICE) for x in (query, key_value, u, v_near, v_far, r_near, r_far)]
     open_lanes = valid.all(dim=1) & (ids is None)
-    rest = (valid, open_lanes, ids, C, separate)
+    masks = [None if x is None else x.to(DEVICE) for x in (valid, open_lanes, ids)]
+    rest = (*masks, C, separate)
     got, *kept = fused.attend(*inputs, *rest)
-    torch.testing.assert_close(heads(got).double(), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(heads(got).double().cpu(), want, rtol=1e-5, atol=1e-5)
     received = fused.attention_received(inputs[1], *inputs[-2:], *rest, *kept)
-    torch.testing.assert_close(received.double(), usage, rtol=1e-5, atol=1e-6)
-    found = torch.autograd.grad(got, leaves, heads(gradient).float())
+    torch.testing.assert_close(received.double().cpu(), usage, rtol=1e-5, atol=1e-6)
+    found = torch.autograd.grad(got, leaves, heads(gradient).float().to(DEVICE))
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
 
@@ -94,8 +96,10 @@ def test_half_precision(fused, size, separate):
     gradient = torch.randn(want.shape, generator=draw).half().double()
     expected = [want, *torch.autograd.grad(want, leaves, gradient)]
     inputs = [x.half() if x.ndim > 2 else x.float() for x in (query, key_value, u, v_near, v_far, r_near, r_far)]
-    got, *_ = fused.attend(*inputs, valid, valid.all(dim=1), None, C, separate)
-    found = [got.transpose(1, 2), *torch.autograd.grad(got, leaves, gradient.transpose(1, 2).half())]
+    inputs = [x.to(DEVICE) for x in (*inputs, valid, valid.all(dim=1))]
+    got, *_ = fused.attend(*inputs, None, C, separate)
+    given = torch.autograd.grad(got, leaves, gradient.transpose(1, 2).half().to(DEVICE))
+    found = [got.transpose(1, 2).cpu(), *given]
     for a, b in zip(found, expected, strict=True):
         assert (a - b).norm() < 0.02 * b.norm()
 
@@ -116,12 +120,12 @@ def test_shapes_are_known_without_running(fused):
 def test_a_model_is_the_same_with_either(fused, model):
     """Losses, gradients and memories over some windows, a document starting in the middle of one."""
     config = tiny_config(d_model=32, n_heads=2, window=12, memory_size=12, compressed_size=6, **model)
-    readable, other = build(config).float(), build(config).float()
+    readable, other = build(config).float().to(DEVICE), build(config).float().to(DEVICE)
     other.trunk.use_attention("fused")
-    chosen = [m.trunk.layers[0].attention.chosen(torch.device("cpu"), torch.float32) for m in (readable, other)]
+    chosen = [m.trunk.layers[0].attention.chosen(torch.device(DEVICE), torch.float32) for m in (readable, other)]
     assert chosen == ["readable", "fused"]
-    tokens = torch.randint(config.vocab_size, (2, 5 * 12 + 1), generator=torch.Generator().manual_seed(0))
-    starts = torch.zeros(2, 12, dtype=torch.bool)
+    tokens = torch.randint(config.vocab_size, (2, 61), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    starts = torch.zeros(2, 12, dtype=torch.bool, device=DEVICE)
     starts[1, 5] = True
     found = []
     for model_ in (readable, other):

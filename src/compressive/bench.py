@@ -135,8 +135,12 @@ def prompt_windows(config: RunConfig) -> int:
     return -(-max(recent + rate * compressed for recent, rate, compressed in sizes) // config.model.window) + 1
 
 
-def measure(subject: Subject, config: RunConfig, device: torch.device, steps: int, generation: bool = True) -> Row:
-    """All figures of a model that is as large as a configuration says and trained as it says."""
+def measure(subject: Subject, config: RunConfig, device: torch.device, steps: int, drawn: int | None = None) -> Row:
+    """All figures of a model that is as large as a configuration says and trained as it says.
+
+    So many tokens are drawn; by default one whole window, so that every position in it, and the compression at its end,
+    comes once.
+    """
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.train.precision == "bf16")
     row = measure_training(autocast(subject.forward), subject.groups, device, steps)
     if subject.step is not None:
@@ -145,10 +149,10 @@ def measure(subject: Subject, config: RunConfig, device: torch.device, steps: in
     peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     if peak is not None:
         row["utilisation"] = speed * training_flops_per_token(config.model) / peak
-    if generation and subject.draw is not None:
+    drawn = config.model.window if drawn is None else drawn
+    if drawn and subject.draw is not None:
         for batch in BATCHES:
-            # One whole window: every position in it, and the compression at its end, once.
-            speed = measure_generation(autocast(subject.draw), batch, config.model.window, device)
+            speed = measure_generation(autocast(subject.draw), batch, drawn, device)
             row[f"drawn per second, batch {batch}"] = speed
     return row
 

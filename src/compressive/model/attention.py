@@ -200,10 +200,7 @@ def _linear(x: Tensor, weight: Tensor, n_frozen: int) -> Tensor:
     """F.linear, in the type that autocast gives it, with no gradient to the first `n_frozen` rows of x (B, N, D)."""
     if n_frozen == 0 or not torch.is_grad_enabled():
         return F.linear(x, weight)
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = x.to(dtype), weight.to(dtype)
-    out: Tensor = _FrozenLinear.apply(x, weight, n_frozen)  # type: ignore[no-untyped-call]
+    out: Tensor = _FrozenLinear.apply(*autocasted(x, weight), n_frozen)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -308,6 +305,14 @@ def step_attention(
     scores = (precise(content) + precise(position)) / math.sqrt(query.shape[-1])
     weights = scores.masked_fill_(now.hidden.unsqueeze(1), -torch.inf).softmax(dim=-1)
     return (weights.to(value.dtype).unsqueeze(2) @ value).squeeze(2), weights
+
+
+def autocasted(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors in the type that autocast gives to products, where it is on."""
+    device = tensors[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):  # meta, where shapes alone are computed, has none
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
 
 
 def precise(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
-from compressive.model.attention import precise
+from compressive.model.attention import autocasted, precise
 
 CHUNK = 2**23
 """How many logits `linear_nll` holds at a time."""
@@ -118,11 +118,7 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, som
     With `some`, rows of target -1 are left out: they cost nothing and give 0. Which they are must then be asked of the
     device; without it nothing waits. The backward pass computes its logits again rather than keep them.
     """
-    device = hidden.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):  # meta, where shapes alone are computed, has no autocast
-        dtype = torch.get_autocast_dtype(device)
-        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), bias.to(dtype)
-    nll: Tensor = _linear_nll(hidden, weight, bias, target, some)
+    nll: Tensor = _linear_nll(*autocasted(hidden, weight, bias), target, some)
     return nll
 
 
