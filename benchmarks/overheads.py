@@ -3,10 +3,10 @@
     python benchmarks/overheads.py --preset quickstart
     python benchmarks/overheads.py --preset enwik8-base --json overheads.json
 
-The steps are those of the real loop on random tokens. Stretches of them as they are, with a checkpoint, and with the
-guards take turns, so that a machine's moods fall on all. What a checkpoint adds, copying and the writing behind it, is
-set against the time between two of them. Guards are also timed by themselves: on a CPU that is what they cost, on a GPU
-more than that, as it is idle before and after. A stretch shows them only where stretches are alike.
+The steps are those of the real loop on random tokens. Stretches of them without guards, with a checkpoint, and with the
+guards (memory put back after a bad step, numbers brought to the host and watched) take turns, so that a machine's moods
+fall on all. What a checkpoint adds, copying and the writing behind it, is set against the time between two of them.
+Stretches show guards only where they are alike: see how much they differ.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +27,7 @@ from compressive.parallel import World
 from compressive.run import pick_device
 from compressive.training import checkpoint, loop
 from compressive.training.metrics import Recorder
+from compressive.training.step import Step, Windows
 
 
 def main() -> None:
@@ -57,53 +57,50 @@ def describe(device: torch.device) -> str:
 
 
 def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: int) -> dict[str, float]:
-    """Time stretches of training with and without a checkpoint, and the guards."""
+    """Time stretches of training with and without a checkpoint, and with and without the guards."""
     device, options, window = world.device, config.train, config.model.window
-    model = CompressiveLM(config.model).to(device).train()
-    forward = world.wrap(model, options)
-    named = dict(model.named_parameters())
-    optimiser = loop._optimiser(list(named.values()), options.learning_rate)
-    x = torch.randint(config.model.vocab_size, (options.batch, window), device=device)
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16")
-    memory, counted = model.initial_memory(options.batch), torch.zeros((), device=device)
+    tokens = torch.randint(config.model.vocab_size, (1, options.batch, window), device=device)
+    windows = Windows(tokens, tokens)
 
-    def step() -> None:
-        nonlocal memory
-        with autocast:
-            out = forward(x, memory, targets=x)
-        (out.nll.mean() + out.compression_loss).backward()
-        memory = out.memory.detach()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+    def build() -> Step:
+        model = CompressiveLM(config.model).to(device).train()
+        model.trunk.use_attention(options.attention)
+        return Step(model, options, world, options.batch)
 
-    def stretch(save: bool = False, guarded: bool = False) -> tuple[float, float]:
+    guarded, plain_step = build(), build()
+    plain_step.keep = keep_always
+    late, tally = loop.Late(device), loop.Tally(config, world, 0)
+
+    def report(row: torch.Tensor) -> None:
+        tally.add(1, late.exchange(row))
+
+    def stretch(take: Step, save: bool = False) -> tuple[float, float]:
         wait(device)
         began, copying = time.perf_counter(), 0.0
         for i in range(steps):
-            step()
-            if guarded:
-                guard(memory)
+            row = take(windows, 0)
+            if take is guarded:
+                report(row)
             if save and i == 0:
                 wait(device)
                 before = time.perf_counter()
-                saver.save(i, loop._parts(world, named, optimiser, memory, [], counted), {})
+                saver.save(i, take.state(), {})
                 copying = time.perf_counter() - before
         wait(device)
         return time.perf_counter() - began, copying
 
-    guard = guards(config, world)
     for _ in range(10):
-        step()
-        guard(memory)
+        report(guarded(windows, 0))
+        plain_step(windows, 0)
     plain, saving, copying, writing, guarding = [], [], [], [], []
     with checkpoint.Saver(folder / "checkpoints", world) as saver:
-        stretch(save=True)  # the first one gets the memory that the others keep
+        stretch(plain_step, save=True)  # the first one gets the memory that the others keep
         for _ in range(rounds):
             saver.wait()
-            plain.append(stretch()[0])
-            guarding.append(stretch(guarded=True)[0])
-            plain.append(stretch()[0])
-            took, copied = stretch(save=True)
+            plain.append(stretch(plain_step)[0])
+            guarding.append(stretch(guarded)[0])
+            plain.append(stretch(plain_step)[0])
+            took, copied = stretch(plain_step, save=True)
             before = time.perf_counter()
             saver.wait()
             writing.append(time.perf_counter() - before)
@@ -111,8 +108,7 @@ def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: i
             copying.append(copied)
     per_step = statistics.median(plain) / steps
     added = statistics.median(saving) - statistics.median(plain)
-    in_stretch = (statistics.median(guarding) - statistics.median(plain)) / steps
-    by_itself = median_seconds(lambda: guard(memory), device, repeats=50)
+    guards = (statistics.median(guarding) - statistics.median(plain)) / steps
     interval, line = options.checkpoint_every * per_step, time_logging(config, world, folder)
     return {
         "seconds per step": per_step,
@@ -123,26 +119,17 @@ def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: i
         "seconds between two checkpoints": interval,
         "share of time, saving": added / interval,
         "seconds of a line of metrics": line,
-        "seconds of guards, by themselves": by_itself,
-        "share of time, guards and logging": (by_itself + line / options.log_every) / per_step,
-        "seconds of guards, in a stretch": in_stretch,
-        "share of time, guards in a stretch": in_stretch / per_step,
+        "seconds of guards": guards,
+        "share of time, guards and logging": (guards + line / options.log_every) / per_step,
     }
 
 
-def guards(config: RunConfig, world: World) -> Callable[[Memory], None]:
-    """What the loop does on every step to skip a bad one: flags, memory kept or put back, numbers to the host."""
-    late, tally, keep = loop.Late(world.device), loop.Tally(config, world, 0), loop.settle(config.train, world.device)
-    task = torch.ones((), device=world.device)
-
-    def guard(memory: Memory) -> None:
-        asked = torch.full_like(task, False)
-        first, second, third = world.mean(torch.stack([task, task, asked])).unbind()
-        finite = (first + second).isfinite() & task.isfinite() & task.isfinite()
-        keep(memory, finite, memory)
-        tally.add(1, late.exchange(torch.stack([first, second, task, task, finite.float(), third])))
-
-    return guard
+def keep_always(memory: Memory, finite: torch.Tensor, before: Memory) -> Memory:
+    """Carry memory as a step without guards would: a captured one has to write it where it was."""
+    if finite.device.type == "cpu":
+        return memory
+    before.copy_(memory)
+    return before
 
 
 def time_logging(config: RunConfig, world: World, folder: Path) -> float:
