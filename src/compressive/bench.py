@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from compressive.config import Precision, RunConfig
+from compressive.config import Precision, RunConfig, WaveNetConfig
 from compressive.evaluation.score import evaluating
 from compressive.generation.generate import generate
-from compressive.model.language_model import CompressiveLM
+from compressive.model.build import build_model
 from compressive.parallel import World
 from compressive.run import pick_device
 from compressive.training.flops import peak_flops, training_flops_per_token
@@ -96,7 +96,7 @@ def ours(config: RunConfig, device: torch.device) -> Subject:
     """Our model as it is trained and used, on random tokens."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = CompressiveLM(config.model).train()
+        model = build_model(config.model).train()
     window = World(device=device).wrap(model, config.train)
     x, y = random_tokens(config, device), random_tokens(config, device)
     prompt, memory = x[0].repeat(prompt_windows(config)), model.initial_memory(config.train.batch)
@@ -123,8 +123,11 @@ def random_tokens(config: RunConfig, device: torch.device) -> Tensor:
 
 def prompt_windows(config: RunConfig) -> int:
     """How many windows fill the memories of every layer."""
-    sizes = zip(config.model.memory_sizes, config.model.compression_rates, config.model.compressed_sizes, strict=True)
-    return -(-max(recent + rate * compressed for recent, rate, compressed in sizes) // config.model.window) + 1
+    model = config.model
+    if isinstance(model, WaveNetConfig):
+        return -(-model.receptive_field // model.window) + 1
+    sizes = zip(model.memory_sizes, model.compression_rates, model.compressed_sizes, strict=True)
+    return -(-max(recent + rate * compressed for recent, rate, compressed in sizes) // model.window) + 1
 
 
 def measure(subject: Subject, config: RunConfig, device: torch.device, steps: int, generation: bool = True) -> Row:

@@ -24,6 +24,7 @@ from compressive.config import RunConfig, TrainConfig
 from compressive.data.corpus import Corpus, Lanes
 from compressive.evaluation.score import score
 from compressive.generation.generate import generate
+from compressive.model.build import build_model
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
 from compressive.parallel import World, local, whole
@@ -56,7 +57,7 @@ def train(run: Run, world: World | None = None) -> int:
             f"vocab_size={config.model.vocab_size}: the corpus {corpus.name} has {corpus.vocab_size} tokens; "
             f"give --model.vocab-size {corpus.vocab_size}"
         )
-    lanes = Lanes(corpus.split("train"), options.batch, *world.lanes(options.batch))
+    lanes = Lanes(corpus.split("train"), options.batch, *world.lanes(options.batch), corpus.starts("train"))
     stride = config.model.window * options.unroll
     if lanes.length < stride:
         raise ValueError(
@@ -65,7 +66,7 @@ def train(run: Run, world: World | None = None) -> int:
         )
 
     torch.manual_seed(options.seed)
-    model = CompressiveLM(config.model).to(device).train()
+    model = build_model(config.model).to(device).train()
     backend = model.trunk.use_attention(options.attention)
     forward = world.wrap(model, options)
     torch.manual_seed(options.seed + world.rank)  # from here on it is dropout that draws
@@ -89,7 +90,7 @@ def train(run: Run, world: World | None = None) -> int:
 
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16")
     late, tally, keep = Late(device), Tally(config, world, step), settle(options, device)
-    unit, stopping = "bpc" if corpus.tokenizer.kind == "bytes" else "ppl", False
+    unit, stopping = {"bytes": "bpc", "mulaw": "bits", "pcm16": "bits"}.get(corpus.tokenizer.kind, "ppl"), False
 
     def save(best_value: float | None = None) -> None:
         state: dict[str, Any] = {"step": step, "position": position, "tokens": tokens_read, "best": best}
@@ -111,8 +112,8 @@ def train(run: Run, world: World | None = None) -> int:
             before, task, compression = memory, torch.zeros((), device=device), torch.zeros((), device=device)
             with autocast:
                 for i in range(options.unroll):
-                    x, y = _batch(lanes, position + i * config.model.window, config.model.window, device)
-                    out = forward(x, memory, targets=y)
+                    x, y, starts = _batch(lanes, position + i * config.model.window, config.model.window, device)
+                    out = forward(x, memory, targets=y, starts=starts)
                     memory = out.memory
                     task = task + out.nll.mean() / options.unroll
                     compression = compression + out.compression_loss / options.unroll
@@ -155,9 +156,12 @@ def train(run: Run, world: World | None = None) -> int:
             improved = False
             if options.eval_every and (step % options.eval_every == 0 or step == options.steps):
                 with tally.paused():
-                    loss = _evaluate(model, corpus, config, world)
+                    loss = _evaluate(model, corpus, "valid", config, world)
+                    test = _evaluate(model, corpus, "test", config, world) if options.eval_test else None
                 improved, best = loss < best, min(loss, best)
-                recorder.evaluation(step, {"split": "valid", **figures(loss)}, improved)  # type: ignore[dict-item]
+                recorder.evaluation(step, "valid", figures(loss), improved)
+                if test is not None:
+                    recorder.evaluation(step, "test", figures(test))
             if options.sample_every and (step % options.sample_every == 0 or step == options.steps):
                 with tally.paused():
                     _sample(model, corpus, run.folder, step, options, world)
@@ -297,17 +301,17 @@ def peak_gib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _batch(lanes: Lanes, position: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Copy a window of every lane to the device, without waiting for it."""
+def _batch(lanes: Lanes, position: int, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Copy a window of every lane to the device, without waiting for it; with where clips begin, if it has clips."""
 
     def move(view: np.ndarray[Any, Any]) -> Tensor:
         tokens = torch.from_numpy(np.array(view, dtype=np.int64 if view.dtype == np.uint32 else view.dtype))
         if device.type == "cuda":
             tokens = tokens.pin_memory()
-        return tokens.to(device, non_blocking=True).long()
+        return tokens.to(device, non_blocking=True)
 
-    x, y = lanes.window(position, size)
-    return move(x), move(y)
+    (x, y), starts = lanes.window(position, size), lanes.starts(position, size)
+    return move(x).long(), move(y).long(), None if starts is None else move(starts)
 
 
 def settle(options: TrainConfig, device: torch.device) -> Callable[[Memory, Tensor, Memory], Memory]:
@@ -384,12 +388,13 @@ def _set_rng_state(state: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(tensor) if name.startswith("cuda") else torch.set_rng_state(tensor)
 
 
-def _evaluate(model: CompressiveLM, corpus: Corpus, config: RunConfig, world: World) -> float:
-    """Mean loss on the beginning of the validation split."""
+def _evaluate(model: CompressiveLM, corpus: Corpus, split: str, config: RunConfig, world: World) -> float:
+    """Mean loss on the beginning of a split."""
     options = config.train
-    tokens = corpus.split("valid")[: options.eval_tokens]
+    tokens = corpus.split(split)[: options.eval_tokens]
     lanes = max(1, min(options.batch, len(tokens) // config.model.window))
-    return float(score(model, tokens, lanes=lanes, precision=options.precision, world=world).mean())
+    nats = score(model, tokens, lanes=lanes, precision=options.precision, world=world, clips=corpus.starts(split))
+    return float(nats.mean())
 
 
 def _sample(model: CompressiveLM, corpus: Corpus, folder: Path, step: int, options: TrainConfig, world: World) -> None:
@@ -403,6 +408,11 @@ def _sample(model: CompressiveLM, corpus: Corpus, folder: Path, step: int, optio
         return
     folder = folder / "samples"
     folder.mkdir(exist_ok=True)
+    if corpus.tokenizer.of_sound:
+        from compressive.speech.audio import write_wav
+
+        write_wav(folder / f"step-{step:08d}.wav", corpus.tokenizer.decode([*prompt, *tokens]))
+        return
     text = [corpus.tokenizer.decode(part).decode("utf-8", "replace") for part in (prompt, tokens)]
     (folder / f"step-{step:08d}.txt").write_text(f"[prompt]\n{text[0]}\n[sample]\n{text[1]}\n", "utf-8")
 
