@@ -83,7 +83,9 @@ class ModelConfig:
         """Return the model of a preset, some of its values replaced."""
         values = load_preset(name)["model"] | overrides
         if (kind := values.get("architecture", "compressive")) != "compressive":
-            raise ValueError(f"preset={name!r} is a {kind}: build_model(RunConfig.from_preset({name!r}).model) builds it")
+            raise ValueError(
+                f"preset={name!r} is a {kind}: build_model(RunConfig.from_preset({name!r}).model) builds it"
+            )
         return cls(**values)
 
     @property

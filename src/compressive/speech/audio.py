@@ -5,6 +5,7 @@ Reading takes the `audio` extra, soundfile and soxr. Writing takes nothing.
 
 import wave
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,11 +78,24 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0].split(": ")[-1].rstrip(".")
 
 
-def write_wav(path: Path, samples: bytes) -> None:
-    """Write 16-bit samples as a mono wav of 24 kHz."""
+@contextmanager
+def open_wav(path: Path) -> Iterator[wave.Wave_write]:
+    """Open a mono wav of 24 kHz for 16-bit samples; it is whole when it is closed, however many came."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(RATE)
+        yield file
+
+
+def write_wav(path: Path, samples: bytes) -> None:
+    """Write 16-bit samples, as bytes."""
+    with open_wav(path) as file:
         file.writeframes(samples)
+
+
+def read_wav(path: Path) -> Samples:
+    """Read what was written so, without soundfile."""
+    with wave.open(str(path), "rb") as file:
+        return np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.int16)
