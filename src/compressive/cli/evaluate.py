@@ -169,7 +169,7 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
         "word_perplexity": f"{metrics.word_perplexity:,.3f}, over {metrics.words:,} {metrics.words_are} words"
         if metrics.word_perplexity is not None
         else None,
-        "perplexity": f"{metrics.perplexity:,.3f} per token",
+        "perplexity": f"{metrics.perplexity:,.3f} per token" if metrics.bits_per_sample is None else None,
         "bits_per_byte": f"{metrics.bits_per_byte:.4f}" if metrics.bits_per_byte is not None else None,
     }
     order = sorted(figures, key=lambda name: name != metrics.headline)
@@ -178,7 +178,7 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
         if (figure := figures[name]) is not None:
             table.add_row(name.replace("_", " "), figure, style="bold" if name == metrics.headline else None)
     for name, bits in about.get("floors_bits_per_sample", {}).items():
-        table.add_row(f"  {name}", f"{bits:.4f}")
+        table.add_row(f"  floor: {name}", f"{bits:.4f}")
     if metrics.not_comparable is not None:
         table.add_row("not comparable", metrics.not_comparable, style="red")
     for bucket in metrics.buckets:
