@@ -13,6 +13,7 @@ from compressive.data.sources import PUBLISHED, Text, read_enwik8, read_pg19, re
 from compressive.data.tokenizer import FILE, BPETokenizer, ByteTokenizer, Tokenizer, WordTokenizer, load_tokenizer
 from compressive.data.workers import cores
 from compressive.speech import prepare as speech
+from compressive.speech.codes import RATE
 
 DOWNLOADS = "downloads"
 CORPORA = (*PUBLISHED, "pg19", "text", *speech.SPEECH)
@@ -195,5 +196,9 @@ def _summary(corpus: Corpus) -> str:
     lines = [f"{manifest.tokenizer}, vocabulary {manifest.vocab_size:,}"]
     for split in SPLITS:
         info = manifest.splits[split]
+        if corpus.tokenizer.of_sound:
+            clips, minutes = sum(clip.split == split for clip in corpus.clips), info.tokens / RATE / 60
+            lines.append(f"  {split:<5} {info.tokens:>13,} samples {minutes:>10,.2f} minutes {clips:>10,} clips")
+            continue
         lines.append(f"  {split:<5} {info.tokens:>13,} tokens {info.bytes:>13,} bytes {info.words:>12,} words")
     return "\n".join(lines + [f"  note: {manifest.note}"] * bool(manifest.note))

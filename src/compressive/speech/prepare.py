@@ -6,7 +6,6 @@ silent is left out whole. Clips of the train split are written as they come, the
 
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -48,7 +47,7 @@ def write(folder: Path, name: str, source: Source, tokenizer: Tokenizer, setting
             folder, name, tokenizer, {split: reading.split(split) for split in SPLITS}, source.sums,
             source.note, settings, clips=lambda: reading.clips,
         )  # fmt: skip
-    reading.report(made)
+    reading.report()
     return made
 
 
@@ -109,7 +108,7 @@ class _Reading:
                     + "".join(f"\n  {name}: {why}" for name, why in self.left_out[:NAMED])
                 )
 
-    def report(self, made: Corpus) -> None:
+    def report(self) -> None:
         """Name what was left out, and count it."""
         others = self.source.others
         if others:
@@ -123,10 +122,6 @@ class _Reading:
             print(f"  {name}: {why}", file=sys.stderr)
         if len(self.left_out) > NAMED:
             print(f"  and {len(self.left_out) - NAMED:,} more", file=sys.stderr)
-        counts = Counter(clip.split for clip in self.clips)
-        for split in SPLITS:
-            seconds = made.manifest.splits[split].tokens / RATE
-            print(f"  {split:<5} {seconds / 60:9.2f} minutes in {counts[split]:,} clips", file=sys.stderr)
 
 
 def _fill(clip: IO[bytes], found: Found) -> int:
