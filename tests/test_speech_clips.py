@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from speech_helpers import tone, write_sound
 
+from compressive.speech.audio import UnusableError
 from compressive.speech.clips import EMBEDDED, PUBLISHED_SPEECH, find_clips, find_published
 
 SHARES = (0.8, 0.1, 0.1)
@@ -92,9 +93,8 @@ def test_a_manifest_that_says_nonsense_is_refused(tmp_path, row, message):
     (tmp_path / "manifest.csv").write_text(f"split,start,end\n{row}\n")
     with pytest.raises(ValueError, match=re.escape(message)):
         list(find_clips(tmp_path, SHARES).clips())
-    (tmp_path / "manifest.csv").write_text("name\na\n")
-    with pytest.raises(ValueError, match="expected the columns split, start, end"):
-        find_clips(tmp_path, SHARES)
+    (tmp_path / "manifest.csv").write_text("name\na\n")  # a list of something else
+    assert sorted(found(find_clips(tmp_path, (0.4, 0.3, 0.3))).values()) == ["test", "train", "valid"]
 
 
 def test_the_embedded_speech_comes_with_its_licence():
@@ -142,6 +142,22 @@ def test_what_cannot_be_split_is_refused(tmp_path):
         write_sound(tmp_path / f"{name}.wav", tone(0.2))
     with pytest.raises(ValueError, match="leaves none of 3 clips for training"):
         find_clips(tmp_path, (0.1, 0.4, 0.5))
+
+
+def test_a_member_that_cannot_be_unpacked_is_unusable_and_the_others_are_not(folder, tmp_path):
+    path = packed(folder, tmp_path / "a.zip")
+    with zipfile.ZipFile(path) as archive:
+        first = next(info for info in archive.infolist() if info.filename.endswith(".flac"))
+    broken = bytearray(path.read_bytes())
+    broken[first.header_offset + 200] ^= 255  # inside the first clip
+    path.write_bytes(broken)
+    clips = find_clips(path, SHARES).clips()
+    clip = next(clips)
+    assert clip.name.endswith(first.filename)
+    with pytest.raises(UnusableError, match="cannot be unpacked"):
+        clip.open()
+    rest = list(clips)
+    assert len(rest) == 19
 
 
 def test_archives_that_point_outside_or_are_broken_are_refused(tmp_path):

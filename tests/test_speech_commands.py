@@ -227,6 +227,12 @@ def test_sixteen_bits_go_all_the_way(tmp_path, name, capsys):
     assert len(read_wav(tmp_path / "a.wav")) == 20
 
 
+def test_codes_that_a_mixture_would_take_for_other_amplitudes_are_refused(home, tmp_path):
+    run = make_run(tmp_path / "run", tiny_speech_config(home / "data", LOGISTICS["compressive"]))
+    with pytest.raises(ValueError, match="head='logistics' over 65536 codes: the corpus tiny has 256"):
+        loop.train(run)
+
+
 def test_the_commands_as_a_new_user_gives_them(tmp_path):
     """Prepare the embedded speech, train, evaluate, draw: the real command line, nothing given but sizes."""
     done = command("data", "prepare", "speech", cwd=tmp_path)

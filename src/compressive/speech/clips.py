@@ -5,11 +5,12 @@ An archive is read as a stream, member by member; nothing is unpacked.
 
 import csv
 import hashlib
-import io
 import re
+import shutil
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,8 +20,9 @@ from typing import IO, Any, cast
 
 from compressive.data.corpus import SPLITS
 from compressive.data.download import sha256_of
+from compressive.data.progress import progress
 from compressive.data.sources import members
-from compressive.speech.audio import SOUND
+from compressive.speech.audio import SOUND, UnusableError
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 CUTS = "manifest.csv"
@@ -52,6 +54,7 @@ class Source:
     others: Mapping[str, int] = field(default_factory=dict)
     """Files beside them that are no sound, by what their names end in; filled by a pass."""
     note: str = ""
+    """What one must know about them."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,8 @@ def find_clips(path: Path, shares: tuple[float, float, float]) -> Source:
     with the folders train, valid and test is split already. All else is split by the names of the clips, shuffled but
     always alike, by shares of their number.
     """
-    if path.is_dir() and (path / CUTS).is_file():
-        return _cut_files(path)
+    if path.is_dir() and (rows := _cuts(path)):
+        return _cut_files(path, rows)
 
     def split(names: Sequence[str]) -> Callable[[PurePosixPath], str | None]:
         firsts = {part for name in names for part in PurePosixPath(name).parts[:-1] if part in SPLITS}
@@ -172,12 +175,17 @@ def _source(paths: Sequence[Path], choose: Callable[[Sequence[str]], Callable[[P
     return Source({name: sha256_of(file) for name, file in used.items()}, clips, others)
 
 
-def _cut_files(folder: Path) -> Source:
+def _cuts(folder: Path) -> list[dict[str, str]]:
+    """The rows of a list of cuts; none where it is not there, or is a list of something else."""
+    if not (folder / CUTS).is_file():
+        return []
+    with (folder / CUTS).open(encoding="utf-8", errors="replace", newline="") as file:
+        rows = csv.DictReader(file)
+        return list(rows) if {"split", "start", "end"} <= set(rows.fieldnames or ()) else []
+
+
+def _cut_files(folder: Path, rows: Sequence[Mapping[str, str]]) -> Source:
     """Files in which clips lie end to end."""
-    with (folder / CUTS).open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or not {"split", "start", "end"} <= set(rows[0]):
-        raise ValueError(f"{folder / CUTS}: expected the columns split, start, end and a row for each clip")
     files: dict[str, Path] = {}
     for split in SPLITS:
         found = [folder / f"{split}{kind}" for kind in SOUND if (folder / f"{split}{kind}").is_file()]
@@ -196,7 +204,8 @@ def _cut_files(folder: Path) -> Source:
             yield Found(name, row["split"], partial(_open, file), int(row["start"]), int(row["end"]))
 
     sums = {file.name: sha256_of(file) for file in (*files.values(), folder / CUTS)}
-    return Source(sums, clips)
+    note = "Some seconds to try things out with: no figure on them means anything." if folder == EMBEDDED else ""
+    return Source(sums, clips, note=note)
 
 
 def _names(files: Mapping[str, Path]) -> Iterator[str]:
@@ -205,8 +214,11 @@ def _names(files: Mapping[str, Path]) -> Iterator[str]:
         if path.name.lower().endswith(".zip"):
             yield from (f"{name}/{member}" for member in members(path))
         elif path.name.lower().endswith(ARCHIVES):
-            with _tar(path) as archive:
-                yield from (f"{name}/{_safe(path, member.name)}" for member in archive if member.isfile())
+            with _tar(path) as archive, progress(f"looking into {path.name}") as advance:
+                for member in archive:
+                    advance(member.size)
+                    if member.isfile():
+                        yield f"{name}/{_safe(path, member.name)}"
         else:
             yield name
 
@@ -250,9 +262,12 @@ def _open(path: Path) -> IO[bytes]:
 def _copy(archive: zipfile.ZipFile | tarfile.TarFile, member: Any) -> IO[bytes]:
     """A copy of a member, as soundfile jumps about in a file."""
     copy = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115  # whoever reads it closes it
-    packed = archive.open(member) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(member)
-    with cast(IO[bytes], packed) as stream:
-        while block := stream.read(io.DEFAULT_BUFFER_SIZE * 16):
-            copy.write(block)
+    try:
+        packed = archive.open(member) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(member)
+        with cast(IO[bytes], packed) as stream:
+            shutil.copyfileobj(stream, copy)
+    except (zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # RuntimeError is how zipfile says: encrypted
+        copy.close()
+        raise UnusableError(f"cannot be unpacked ({error})") from error
     copy.seek(0)
     return cast(IO[bytes], copy)

@@ -57,6 +57,11 @@ def train(run: Run, world: World | None = None) -> int:
             f"vocab_size={config.model.vocab_size}: the corpus {corpus.name} has {corpus.vocab_size} tokens; "
             f"give --model.vocab-size {corpus.vocab_size}"
         )
+    if config.model.head == "logistics" and corpus.vocab_size != config.model.vocab_size:
+        raise ValueError(
+            f"head='logistics' over {config.model.vocab_size} codes: the corpus {corpus.name} has {corpus.vocab_size}, "
+            "which would stand for other amplitudes; prepare it with --tokenizer pcm16, or use head softmax"
+        )
     lanes = Lanes(corpus.split("train"), options.batch, *world.lanes(options.batch), corpus.starts("train"))
     stride = config.model.window * options.unroll
     if lanes.length < stride:
