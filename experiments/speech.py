@@ -7,9 +7,9 @@ The corpus must be in --data-dir already (compressive data prepare speech --sour
 
 All three models are of equal size and see equally many samples, in the same order, updated after every chunk of 3,840
 samples in all lanes. How many samples that are is found out first: each model trains for a moment, and from the three
-speeds follows what fits into `--seconds` a model on average. That plan is kept in OUT/plan.json. Every evaluation reads
-the same samples of the validation and of the test split; what counts in the end is the checkpoint that is best on
-validation, which is early stopping.
+speeds follows what fits into `--seconds` a model on average; `--updates` says it outright. The plan is kept in
+OUT/plan.json. Every evaluation reads the same samples of the validation and of the test split; what counts in the end
+is the checkpoint that is best on validation, which is early stopping.
 
 The command ends by itself after `--sitting` seconds, with exit code 75 and everything saved; given again, it goes on.
 """
@@ -49,7 +49,7 @@ PLANNED = 24
 """Updates by which a model's speed is measured, the first third not counted."""
 SETTINGS = (
     "family", "corpus", "chunk", "batch", "learning_rate", "wavenet_learning_rate", "clip", "dropout", "precision",
-    "eager", "attention", "recompute", "seconds", "points", "curve_samples", "seed",
+    "eager", "attention", "recompute", "seconds", "updates", "points", "curve_samples", "seed",
 )  # fmt: skip
 """What a plan is made for, and cannot be changed after."""
 
@@ -65,10 +65,11 @@ def main() -> int:
     add("--figure", type=Path, help="only draw what the results hold, to this file")
     add("--family", default="speech", help="presets: FAMILY, FAMILY-txl and FAMILY-wavenet")
     add("--seconds", type=float, default=400, help="training time per model, on average over the three")
+    add("--updates", type=int, help="how many updates, in place of seconds; nothing is measured first")
     add("--sitting", type=float, default=540, help="seconds after which the command stops, to be continued")
     add("--chunk", type=int, default=3840, help="samples of every lane between two updates")
     add("--batch", type=int, default=8, help="lanes")
-    add("--learning-rate", type=float, default=1e-3, help="highest, of the transformers")
+    add("--learning-rate", type=float, default=5e-4, help="highest, of the transformers")
     add("--wavenet-learning-rate", type=float, default=1e-3, help="highest, of WaveNet")
     add("--clip", type=float, default=0.1, help="largest gradient norm")
     add("--dropout", type=float, default=0.0, help="of all three")
@@ -176,8 +177,8 @@ def make_plan(options: argparse.Namespace, deadline: float) -> tuple[int, dict[s
         if changed:
             raise SystemExit(f"{path} was made with another {', '.join(changed)}: give that, or another --out")
         return FINISHED, plan
-    speeds = {}
-    for name in MODELS:
+    speeds: dict[str, float] = {}
+    for name in () if options.updates else MODELS:
         run = open_run(options, name, options.out / f"speed-{name}", PLANNED, 1)
         schedule = dataclasses.replace(
             run.config.train, eval_every=0, log_every=run.config.train.update_every, checkpoint_every=10**9
@@ -187,7 +188,7 @@ def make_plan(options: argparse.Namespace, deadline: float) -> tuple[int, dict[s
             return code, {}
         speeds[name] = statistics.median(train_speeds(run)[PLANNED // 3 :])
     per_update = options.chunk * options.batch
-    updates = options.seconds * len(MODELS) / sum(per_update / speed for speed in speeds.values())
+    updates = options.updates or options.seconds * len(MODELS) / sum(per_update / x for x in speeds.values())
     plan = {
         "settings": settings,
         "samples per second": speeds,
