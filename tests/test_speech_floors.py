@@ -49,9 +49,19 @@ def test_linear_prediction_never_looks_ahead():
     x = np.random.default_rng(0).normal(0, 0.1, 1000)
     changed = x.copy()
     changed[701:] = 0
-    both = [floors._predict(y, 32, 120, 480) for y in (x, changed)]
+    both = [floors._predict(np.zeros(480), y, 32, 120, 480) for y in (x, changed)]
     assert np.array_equal(both[0][:702], both[1][:702])
     assert not np.array_equal(both[0][702:], both[1][702:])
+
+
+def test_pieces_change_nothing(monkeypatch):
+    codes = np.random.default_rng(0).integers(90, 160, 5000).astype(np.uint8)
+    whole = [floors.unigram(codes, codes, 256), floors.bigram(codes, codes), floors.linear_prediction(codes)]
+    monkeypatch.setattr(floors._pieces, "__defaults__", (700, 0))
+    monkeypatch.setattr(floors, "PIECE", 700)
+    found = [floors.unigram(codes, codes, 256), floors.bigram(codes, codes), floors.linear_prediction(codes)]
+    assert found == pytest.approx(whole, rel=1e-12)
+    assert floors.bigram(codes, codes[:1]) == 8
 
 
 def test_edges_end_in_infinity():

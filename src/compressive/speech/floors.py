@@ -8,6 +8,7 @@ Each scores every sample of a split once, the first ones included, as the models
   5 ms to the 20 ms before, with a Laplace distribution around it as wide as recent errors. Nothing of it is trained.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ LEAST_WIDTH = 1e-4
 DOUBT = 1e-3
 """Share of the probability that is spread evenly, so that no sample costs more than 18 bits."""
 BATCH = 4096  # fits made at once
+PIECE = 1 << 22  # samples looked at at once, as a day of speech does not fit into memory
 
 
 def floors(corpus: Corpus, split: str, limit: int | None = None) -> dict[str, float]:
@@ -35,7 +37,7 @@ def floors(corpus: Corpus, split: str, limit: int | None = None) -> dict[str, fl
 
     Of 65,536 codes most pairs never occur, and linear prediction would need a model of its rounding.
     """
-    train, codes = corpus.split("train"), np.asarray(corpus.split(split)[:limit])
+    train, codes = corpus.split("train"), corpus.split(split)[:limit]
     found = {"unigram": unigram(train, codes, corpus.vocab_size)}
     if corpus.tokenizer.kind == "mulaw":
         found |= {"bigram": bigram(train, codes), "linear prediction": linear_prediction(codes)}
@@ -44,32 +46,52 @@ def floors(corpus: Corpus, split: str, limit: int | None = None) -> dict[str, fl
 
 def unigram(train: Codes, codes: Codes, vocab_size: int) -> float:
     """By frequency in training, one added to each count."""
-    counts = np.bincount(train, minlength=vocab_size) + 1.0
-    return float(-np.log2(counts / counts.sum())[codes].mean())
+    counts = sum(np.bincount(piece, minlength=vocab_size) for piece in _pieces(train)) + np.ones(vocab_size)
+    bits = -np.log2(counts / counts.sum())
+    return float(sum(bits[piece].sum() for piece in _pieces(codes))) / len(codes)
 
 
 def bigram(train: Codes, codes: Codes) -> float:
     """By frequency after the code before, one added to each count; the very first sample costs 8 bits."""
-    pairs = train[:-1].astype(np.int64) * 256 + train[1:]
-    counts = np.bincount(pairs, minlength=256 * 256).reshape(256, 256) + 1.0
-    bits = -np.log2(counts / counts.sum(axis=1, keepdims=True))[codes[:-1], codes[1:]]
-    return float((bits.sum() + 8) / len(codes))
+
+    def pairs(of: Codes) -> Iterator[npt.NDArray[np.int64]]:
+        for piece in _pieces(of, overlap=1):
+            yield piece[:-1].astype(np.int64) * 256 + piece[1:]
+
+    counts = sum(np.bincount(piece, minlength=256 * 256) for piece in pairs(train)) + np.ones(256 * 256)
+    table = counts.reshape(256, 256)
+    bits = -np.log2(table / table.sum(axis=1, keepdims=True)).ravel()
+    return float(sum(bits[piece].sum() for piece in pairs(codes)) + 8) / len(codes)
 
 
 def linear_prediction(
     codes: Codes, order: int = ORDER, frame: int = FRAME, reach: int = REACH, decay: float = DECAY
 ) -> float:
     """By linear prediction from the decoded past alone."""
-    x = mu_law_amplitudes()[codes]
-    predicted = _predict(x, order, frame, reach)
-    width = np.maximum(_recent_mean(np.abs(x - predicted), decay), LEAST_WIDTH)
+    past, width, total = np.zeros(max(reach, order)), 0.01, 0.0
+    for piece in _pieces(codes, size=PIECE // frame * frame):
+        x = mu_law_amplitudes()[piece]
+        predicted = _predict(past, x, order, frame, reach)
+        widths, width = _recent_mean(np.abs(x - predicted), decay, width)
+        total += _laplace_bits(piece.astype(np.int64), predicted, np.maximum(widths, LEAST_WIDTH))
+        past = np.concatenate([past, x])[-len(past) :]
+    return total / len(codes)
+
+
+def _pieces(codes: Codes, size: int = PIECE, overlap: int = 0) -> Iterator[Codes]:
+    for begin in range(0, max(len(codes) - overlap, 1), size):
+        yield np.asarray(codes[begin : begin + size + overlap])
+
+
+def _laplace_bits(codes: npt.NDArray[np.int64], centre: Floats, width: Floats) -> float:
+    """Bits of all codes together, each by the mass of a Laplace distribution between its edges."""
     edges = mu_law_edges()
-    lower, upper = ((edges[codes.astype(np.int64) + i] - predicted) / width for i in (0, 1))
+    lower, upper = ((edges[codes + i] - centre) / width for i in (0, 1))
     # Right of the centre the mass between two edges is that of their mirror images, which loses no digits.
     flip = lower > 0
     lower, upper = np.where(flip, -upper, lower), np.where(flip, -lower, upper)
     mass = _laplace(upper) - _laplace(lower)
-    return float(-np.log2((1 - DOUBT) * mass + DOUBT / 256).mean())
+    return float(-np.log2((1 - DOUBT) * mass + DOUBT / 256).sum())
 
 
 def _laplace(z: Floats) -> Floats:
@@ -78,19 +100,18 @@ def _laplace(z: Floats) -> Floats:
     return np.where(z < 0, tail, 1 - tail)
 
 
-def _recent_mean(values: Floats, decay: float) -> Floats:
-    """Exponential mean of all values before each; 0.01 before the first."""
-    mean, means = 0.01, []
+def _recent_mean(values: Floats, decay: float, mean: float) -> tuple[Floats, float]:
+    """Exponential mean of all values before each, given that before the first; and that after the last."""
+    means = []
     for value in values.tolist():
         means.append(mean)
         mean = decay * mean + (1 - decay) * value
-    return np.array(means)
+    return np.array(means), mean
 
 
-def _predict(x: Floats, order: int, frame: int, reach: int) -> Floats:
+def _predict(past: Floats, x: Floats, order: int, frame: int, reach: int) -> Floats:
     """The prediction of each sample, coefficients by the autocorrelation method, recent samples weighing more."""
-    padded = np.concatenate([np.zeros(max(reach, order)), x, np.zeros(-len(x) % frame)])
-    offset = max(reach, order)
+    padded, offset = np.concatenate([past, x, np.zeros(-len(x) % frame)]), len(past)
     weights = np.hanning(2 * reach)[:reach]
     size = 1 << (reach + order).bit_length()
     starts = np.arange(0, len(x), frame)
