@@ -178,6 +178,7 @@ def test_a_prompt_of_sound_is_continued_several_times(home, tmp_path, capsys):
         (["--seconds", "1", "--out", "a.mp3"], "out=a.mp3"),
         (["--seconds", "-1", "--out", "a.wav"], "seconds=-1.0: expected a number above 0"),
         (["--prompt", "hello", "--out", "a.wav"], "give --prompt-file with a wav or flac"),
+        (["--prompt-file", __file__, "--out", "a.wav"], "test_speech_commands.py cannot be read as sound"),
     ],
 )
 def test_what_sound_cannot_be_asked_for(home, words, message, capsys, tmp_path, monkeypatch):

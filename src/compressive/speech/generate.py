@@ -10,7 +10,7 @@ from torch import Tensor
 
 from compressive.data.corpus import Corpus
 from compressive.data.tokenizer import Tokenizer, Tokens
-from compressive.speech.audio import Samples, open_wav, read_sound
+from compressive.speech.audio import Samples, UnusableError, open_wav, read_sound
 from compressive.speech.codes import RATE
 
 FLUSH = RATE // 10
@@ -21,8 +21,11 @@ def prompt_samples(path: Path | None, tokenizer: Tokenizer, length: int | None) 
     """Tokens of a sound file to be continued, or of one silent sample, as a model needs one to begin with."""
     if path is None:
         return tokenizer.encode(b"\0\0")
-    with path.open("rb") as file:
-        sound = b"".join(block.astype("<i2").tobytes() for block in read_sound(file))
+    try:
+        with path.open("rb") as file:
+            sound = b"".join(block.astype("<i2").tobytes() for block in read_sound(file))
+    except UnusableError as error:
+        raise ValueError(f"{path} {error}: expected a wav or flac to continue") from error
     if not sound:
         raise ValueError(f"{path} holds no sound: expected some to continue; leave it out to begin from silence")
     return tokenizer.encode(sound)[:length]
