@@ -5,11 +5,11 @@
 
 The corpus must be in --data-dir already (compressive data prepare speech --source FOLDER): nothing here reads sound.
 
-All three models are of equal size and see equally many samples, in the same order, updated after every chunk of 3,840
-samples in all lanes. How many samples that are is found out first: each model trains for a moment, and from the three
-speeds follows what fits into `--seconds` a model on average; `--updates` says it outright. The plan is kept in
-OUT/plan.json. Every evaluation reads the same samples of the validation and of the test split; what counts in the end
-is the checkpoint that is best on validation, which is early stopping.
+All three models are of equal size and see equally many samples, in the same order (but for less than a chunk at the end
+of a lane), updated after every chunk of 3,840 samples in all lanes. How many samples that are is found out first: each
+model trains for a moment, and from the three speeds follows what fits into `--seconds` a model on average; `--updates`
+says it outright. The plan is kept in OUT/plan.json. Every evaluation reads the same samples of the validation and of
+the test split; what counts in the end is the checkpoint that is best on validation, which is early stopping.
 
 The command ends by itself after `--sitting` seconds, with exit code 75 and everything saved; given again, it goes on.
 """
