@@ -60,7 +60,7 @@ def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: i
     """Time stretches of training with and without a checkpoint, and with and without the guards."""
     device, options, window = world.device, config.train, config.model.window
     tokens = torch.randint(config.model.vocab_size, (1, options.batch, window), device=device)
-    windows = Windows(tokens, tokens)
+    windows = Windows(tokens, tokens, None)
 
     def build() -> Step:
         model = CompressiveLM(config.model).to(device).train()

@@ -34,7 +34,7 @@ def train(world: World, folder: str, config: dict, dtype: str = "float64", fault
     """Train one run; `fault` says what is to go wrong."""
     torch.set_default_dtype(getattr(torch, dtype))
     if fault == "nan on one":
-        loop.CompressiveLM = FaultyOnOne
+        loop.build_model = FaultyOnOne
     if fault == "signal to all" or (fault == "signal to one" and world.rank == 1):
         real = loop.is_update
 

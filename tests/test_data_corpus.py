@@ -302,3 +302,22 @@ def test_a_window_outside_the_lanes_is_refused(start, size):
         Lanes(np.arange(10, dtype=np.uint8), 2).window(start, size)
     with pytest.raises(ValueError, match="one row"):
         Lanes(np.zeros((2, 5), np.uint8), 2)
+
+
+def test_lanes_know_where_clips_begin_and_begin_clips_themselves():
+    clips = np.array([0, 5, 6, 11, 19])
+    lanes = Lanes(np.arange(22, dtype=np.uint8), 2, clips=clips)  # 0 to 10 and 11 to 21
+    found = np.concatenate([lanes.starts(at, 4) for at in (0, 4, 8)], axis=1)
+    assert found.shape == (2, 10)
+    assert found[0].nonzero()[0].tolist() == [0, 5, 6]
+    assert found[1].nonzero()[0].tolist() == [0, 8]
+    third = Lanes(np.arange(21, dtype=np.uint8), 3, first=2, count=1, clips=clips)  # 14 to 20, in the midst of a clip
+    assert third.starts(0, 6)[0].nonzero()[0].tolist() == [0, 5]
+
+
+def test_a_corpus_without_clips_has_no_starts(tmp_path):
+    corpus = write_corpus(tmp_path / "a", "a", ByteTokenizer(), {name: [b"text"] for name in SPLITS}, {})
+    assert corpus.starts("test") is None
+    assert corpus.clips == ()
+    with pytest.raises(ValueError, match="split='dev'"):
+        corpus.starts("dev")

@@ -58,7 +58,7 @@ def test_every_token_once_as_in_a_straightforward_loop(n, lanes, window, block):
 def test_every_token_but_the_first_is_predicted_in_one_place_from_the_one_before_it(n, lanes, window):
     text = Stretches(np.arange(n), lanes, vocab_size=n)
     windows = [one for block in text.blocks(window, torch.device("cpu")) for one in block]
-    assert all(x.shape == y.shape == (text.lanes, window) for x, y in windows)
+    assert all(x.shape == y.shape == (text.lanes, window) and starts is None for x, y, starts in windows)
     targets = []
     for lane, length in enumerate(text.lengths):
         x, y = (torch.cat([one[i][lane] for one in windows] or [torch.empty(0)])[:length] for i in (0, 1))

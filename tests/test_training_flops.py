@@ -6,6 +6,8 @@ from helpers import random_tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from compressive import CompressiveLM, ModelConfig
+from compressive.config import RunConfig
+from compressive.model.build import build_model
 from compressive.training.flops import peak_flops, training_flops_per_token
 
 
@@ -26,3 +28,11 @@ def test_count_is_near_what_torch_counts(compressed):
 def test_peak_rates():
     assert peak_flops("NVIDIA H200") == 989e12
     assert peak_flops("a toaster") is None
+
+
+def test_a_wavenet_multiplies_each_of_its_weights_once():
+    config = RunConfig.from_preset("speech-wavenet").model
+    with torch.device("meta"):
+        model = build_model(config)
+    matrices = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and n != "embedding.table.weight")
+    assert training_flops_per_token(config) == 3 * 2 * matrices

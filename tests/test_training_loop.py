@@ -233,7 +233,7 @@ class Faulty(CompressiveLM):
 def test_a_non_finite_step_is_skipped_with_its_memory(update_every, data_dir, tmp_path, monkeypatch, capsys):
     accumulation = {"update_every": update_every, "update_every_from": 0}
     config = tiny_run_config(data_dir, steps=8, checkpoint_every=4, eval_every=0, **accumulation)
-    monkeypatch.setattr(loop, "CompressiveLM", Faulty)
+    monkeypatch.setattr(loop, "build_model", Faulty)
     monkeypatch.setattr(Faulty, "calls", 0)
     monkeypatch.setattr(Faulty, "bad", (8,))
     loop.train(make_run(tmp_path / "run", config))
@@ -251,7 +251,7 @@ def test_a_non_finite_step_is_skipped_with_its_memory(update_every, data_dir, tm
 
 def test_three_non_finite_steps_in_a_row_stop_the_run(data_dir, tmp_path, monkeypatch):
     config = tiny_run_config(data_dir, steps=30, checkpoint_every=5, eval_every=0)
-    monkeypatch.setattr(loop, "CompressiveLM", Faulty)
+    monkeypatch.setattr(loop, "build_model", Faulty)
     monkeypatch.setattr(Faulty, "calls", 0)
     monkeypatch.setattr(Faulty, "bad", (3, 7, 8, 12, 13, 14))
     with pytest.raises(loop.DivergedError, match=r"3 steps in a row.*the last checkpoint is good: lower"):

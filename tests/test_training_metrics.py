@@ -28,7 +28,7 @@ def lines(folder):
 def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
     with recorder(tmp_path) as record:
         record.train(50, VALUES)
-        record.evaluation(50, {"split": "valid", "bits": 1.9, "loss": 1.3, "perplexity": 3.7}, best=True)
+        record.evaluation(50, "valid", {"bits": 1.9, "loss": 1.3, "perplexity": 3.7}, best=True)
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith(
         "step 50/100  loss 1.2500  bpc 1.800  compression 0.1000  lr 3.00e-04  norm 0.50  1234 tok/s"

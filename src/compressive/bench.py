@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from compressive.config import Precision, RunConfig
+from compressive.config import Precision, RunConfig, WaveNetConfig
 from compressive.evaluation.score import evaluating
 from compressive.generation.generate import generate
-from compressive.model.language_model import CompressiveLM
+from compressive.model.build import build_model
 from compressive.parallel import World
 from compressive.run import pick_device
 from compressive.training.flops import peak_flops, training_flops_per_token
@@ -100,7 +100,7 @@ def ours(config: RunConfig, device: torch.device) -> Subject:
     """Our model as it is trained and used, on random tokens."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = CompressiveLM(config.model).train()
+        model = build_model(config.model).train()
     model.trunk.use_attention(config.train.attention)
     take = Step(model, config.train, World(device=device), config.train.batch)
     x, y = random_tokens(config, device), random_tokens(config, device)
@@ -114,7 +114,7 @@ def ours(config: RunConfig, device: torch.device) -> Subject:
         return loss
 
     def step() -> Tensor:
-        return take(Windows(x[None], y[None]), 0)
+        return take(Windows(x[None], y[None], None), 0)
 
     def draw(batch: int, length: int) -> None:
         with evaluating(model):  # as a model is that is only used; else every token would switch its mode
@@ -131,8 +131,11 @@ def random_tokens(config: RunConfig, device: torch.device) -> Tensor:
 
 def prompt_windows(config: RunConfig) -> int:
     """How many windows fill the memories of every layer."""
-    sizes = zip(config.model.memory_sizes, config.model.compression_rates, config.model.compressed_sizes, strict=True)
-    return -(-max(recent + rate * compressed for recent, rate, compressed in sizes) // config.model.window) + 1
+    model = config.model
+    if isinstance(model, WaveNetConfig):
+        return -(-model.receptive_field // model.window) + 1
+    sizes = zip(model.memory_sizes, model.compression_rates, model.compressed_sizes, strict=True)
+    return -(-max(recent + rate * compressed for recent, rate, compressed in sizes) // model.window) + 1
 
 
 def measure(subject: Subject, config: RunConfig, device: torch.device, steps: int, drawn: int | None = None) -> Row:

@@ -22,6 +22,7 @@ Norm = Literal["post", "pre"]
 Precision = Literal["fp32", "bf16"]
 Parallel = Literal["ddp", "fsdp"]
 Attention = Literal["auto", "readable", "fused"]
+Head = Literal["softmax", "logistics"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,12 @@ class ModelConfig:
     """Where the vocabulary, most frequent first, is cut into bands for adaptive input and softmax; empty: plain."""
     adaptive_factor: int = 4
     """By how much each further band of the adaptive embedding is narrower than the one before."""
+    head: Head = "softmax"
+    """Distribution of the next token: a softmax, or a mixture of logistics over ordered codes, as of 16-bit sound."""
+    mixtures: int = 10
+    """Logistics in that mixture."""
+    architecture: Literal["compressive"] = "compressive"
+    """Which kind of model this is, in files."""
 
     def __post_init__(self) -> None:
         for name in ("memory_size", "compressed_size", "compression_rate", "adaptive_cutoffs"):
@@ -74,7 +81,12 @@ class ModelConfig:
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> Self:
         """Return the model of a preset, some of its values replaced."""
-        return cls(**(load_preset(name)["model"] | overrides))
+        values = load_preset(name)["model"] | overrides
+        if (kind := values.get("architecture", "compressive")) != "compressive":
+            raise ValueError(
+                f"preset={name!r} is a {kind}: build_model(RunConfig.from_preset({name!r}).model) builds it"
+            )
+        return cls(**values)
 
     @property
     def d_head(self) -> int:
@@ -104,6 +116,58 @@ class ModelConfig:
 
     def _per_layer(self, value: PerLayer) -> tuple[int, ...]:
         return (value,) * self.n_layers if isinstance(value, int) else value
+
+
+@dataclass(frozen=True)
+class WaveNetConfig:
+    """WaveNet (van den Oord et al. 2016), the baseline on speech: gated, dilated, causal convolutions."""
+
+    vocab_size: int = 256
+    """Number of different samples; 256 for 8-bit mu-law codes."""
+    n_layers: int = 30
+    """Number of layers; dilations double from layer to layer and begin again at 1 after each cycle."""
+    cycle: int = 10
+    """Layers in a cycle: 10 for dilations from 1 to 512."""
+    kernel: int = 3
+    """Samples that one convolution joins."""
+    residual: int = 416
+    """Width of the activations, and of each of the two halves of a gate."""
+    skip: int = 256
+    """Width of the sum of all layers' contributions to the output."""
+    dropout: float = 0.0
+    """Dropout on the input of every convolution."""
+    window: int = 3840
+    """Samples read at once; what came before is carried as memory, the whole receptive field of it."""
+    head: Head = "softmax"
+    """Distribution of the next sample: a softmax, or a mixture of logistics over ordered codes, as of 16-bit sound."""
+    mixtures: int = 10
+    """Logistics in that mixture."""
+    architecture: Literal["wavenet"] = "wavenet"
+    """Which kind of model this is, in files."""
+
+    def __post_init__(self) -> None:
+        _check_values(self)
+        _check_head(self)
+
+    @property
+    def dilations(self) -> tuple[int, ...]:
+        """The dilation of each layer."""
+        return tuple(2 ** (layer % self.cycle) for layer in range(self.n_layers))
+
+    @property
+    def receptive_field(self) -> int:
+        """How many samples, the newest included, can matter to a prediction."""
+        return 1 + (self.kernel - 1) * sum(self.dilations)
+
+
+AnyModelConfig = ModelConfig | WaveNetConfig
+
+
+def transformer(config: AnyModelConfig) -> ModelConfig:
+    """Return the configuration if it is one of a Compressive Transformer, and refuse a baseline."""
+    if not isinstance(config, ModelConfig):
+        raise ValueError(f"architecture={config.architecture!r}: expected a Compressive Transformer or TransformerXL")
+    return config
 
 
 @dataclass(frozen=True)
@@ -164,6 +228,8 @@ class TrainConfig:
     """Steps between evaluations on the validation split; 0 for none."""
     eval_tokens: int = 500_000
     """How much of the validation split such an evaluation reads."""
+    eval_test: bool = False
+    """Read as much of the test split as well, for a curve; the best checkpoint is that of the validation split."""
     sample_every: int = 5_000
     """Steps between text samples; 0 for none."""
     sample_tokens: int = 400
@@ -191,11 +257,13 @@ class TrainConfig:
 class RunConfig:
     """A training run: model, data and training."""
 
-    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    model: AnyModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, WaveNetConfig):
+            return
         trainable = self.model.compression not in ("max", "mean", "most_used") and any(self.model.compressed_sizes)
         if trainable and self.model.compression_loss == "none" and self.train.unroll == 1:
             raise ValueError(
@@ -211,7 +279,9 @@ class RunConfig:
     @classmethod
     def from_tables(cls, tables: dict[str, Any]) -> Self:
         """Build a run from nested tables, such as a preset or a saved configuration holds."""
-        kinds = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
+        wavenet = tables.get("model", {}).get("architecture") == "wavenet"
+        kinds: dict[str, Any] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
+        kinds["model"] = WaveNetConfig if wavenet else ModelConfig
         for table, values in tables.items():
             _require(table in kinds, "table", table, f"one of {', '.join(kinds)}")
             known = [field.name for field in dataclasses.fields(kinds[table])]
@@ -241,14 +311,8 @@ def load_preset(name: str) -> dict[str, Any]:
 
 def _check(config: ModelConfig) -> None:
     """Refuse what cannot work, naming the value, what was expected and the remedy."""
-    _check_choices(config)
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.type is float:
-            in_range = isinstance(value, int | float) and 0 <= value < 1
-            _require(in_range, field.name, value, "a number from 0 up to, but not including, 1")
-        elif field.type is int:
-            _require(_is_int(value) and value >= 1, field.name, value, "a whole number of at least 1")
+    _check_values(config)
+    _check_head(config)
 
     for name, least in (("memory_size", 0), ("compressed_size", 0), ("compression_rate", 1)):
         value = getattr(config, name)
@@ -316,6 +380,32 @@ def _check(config: ModelConfig) -> None:
 @functools.cache
 def _warn_once(message: str) -> None:
     warnings.warn(message, stacklevel=5)
+
+
+def _check_values(config: AnyModelConfig) -> None:
+    """Check every field by itself, as far as its type says what it may be."""
+    _check_choices(config)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.type is float:
+            in_range = isinstance(value, int | float) and 0 <= value < 1
+            _require(in_range, field.name, value, "a number from 0 up to, but not including, 1")
+        elif field.type is int:
+            _require(_is_int(value) and value >= 1, field.name, value, "a whole number of at least 1")
+
+
+def _check_head(config: AnyModelConfig) -> None:
+    if config.head == "logistics":
+        _require(
+            config.vocab_size % 2 == 0 and config.vocab_size <= 65_536,
+            "vocab_size",
+            config.vocab_size,
+            "an even number of ordered codes, up to 65,536 for 16 bits, with head='logistics'",
+        )
+        adaptive = isinstance(config, ModelConfig) and config.adaptive_cutoffs
+        _require(
+            not adaptive, "adaptive_cutoffs", adaptive, "none with head='logistics', whose codes have no frequency"
+        )
 
 
 def _check_choices(config: Any) -> None:

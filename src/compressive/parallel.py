@@ -121,7 +121,8 @@ class World:
             for layer in layers:
                 fully_shard(layer, mesh=self._mesh(self.device.type))
                 for name in ("step", "start_cache", "end_window"):
-                    register_fsdp_forward_method(layer, name)
+                    if hasattr(layer, name):  # WaveNet's layers have no windows to begin and end
+                        register_fsdp_forward_method(layer, name)
             fully_shard(model, mesh=self._mesh(self.device.type))
             register_fsdp_forward_method(model, "step")
             return model

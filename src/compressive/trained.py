@@ -11,7 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from compressive.config import EmptyMemory, ModelConfig, PerLayer
+from compressive.config import AnyModelConfig, EmptyMemory, ModelConfig, PerLayer, WaveNetConfig
+from compressive.model.build import build_model
 from compressive.model.language_model import CompressiveLM
 from compressive.run import Run
 from compressive.training import checkpoint
@@ -24,7 +25,7 @@ WEIGHTS, ABOUT = "model.safetensors", "release.json"
 class Setting:
     """A model with the memory to evaluate it with."""
 
-    config: ModelConfig
+    config: AnyModelConfig
     reason: str  # for its `empty_memory`
 
 
@@ -32,7 +33,7 @@ class Setting:
 class Trained:
     """One checkpoint's weights, with the model that they were trained as."""
 
-    config: ModelConfig
+    config: AnyModelConfig
     step: int
     weights: dict[str, Tensor]
 
@@ -59,6 +60,11 @@ class Trained:
         nobody says otherwise, they are masked then.
         """
         sizes = {"memory_size": memory_size, "compressed_size": compressed_size}
+        if isinstance(self.config, WaveNetConfig):
+            for name, value in (*sizes.items(), ("empty_memory", None if empty_memory == "auto" else empty_memory)):
+                if value is not None:
+                    raise ValueError(f"{name}={value!r}: a WaveNet remembers its receptive field; leave it out")
+            return Setting(self.config, "as in training")
         config = dataclasses.replace(self.config, **{k: v for k, v in sizes.items() if v is not None})  # type: ignore[arg-type]
         self._check_compressors(config)
         if empty_memory != "auto":
@@ -67,9 +73,9 @@ class Trained:
             return Setting(dataclasses.replace(config, empty_memory="masked"), "memory is larger than in training")
         return Setting(config, "as in training")
 
-    def model(self, config: ModelConfig, device: torch.device | str = "cpu") -> CompressiveLM:
+    def model(self, config: AnyModelConfig, device: torch.device | str = "cpu") -> CompressiveLM:
         """Build a model, in evaluation mode; compressors of layers that no longer compress are left out."""
-        model = CompressiveLM(config)
+        model = build_model(config)
         wanted = model.state_dict()
         weights = {name: w for name, w in self.weights.items() if name in wanted or "compress" not in name}
         model.load_state_dict(weights)

@@ -31,7 +31,7 @@ class Curves:
             except ValueError:
                 continue
         kinds = {kind: [line for line in lines if line.get("kind") == kind] for kind in ("train", "eval")}
-        return cls(kinds["train"], kinds["eval"])
+        return cls(kinds["train"], [line for line in kinds["eval"] if line.get("split", "valid") == "valid"])
 
     def plot_loss(self, to: Path | BinaryIO) -> None:
         """Draw the loss in training and validation, and the compression loss where there is one."""

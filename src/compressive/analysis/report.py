@@ -22,7 +22,7 @@ from compressive.analysis.layers import LayerLoss, measurable, measure_layers
 from compressive.analysis.memory import EVERYTHING, NO_COMPRESSED, MemoryUse, measure_memory
 from compressive.analysis.reading import part
 from compressive.analysis.xz import xz_bits, xz_bits_after
-from compressive.config import ModelConfig
+from compressive.config import ModelConfig, transformer
 from compressive.evaluation.score import Progress, lanes_for, score
 from compressive.evaluation.sweep import require_matplotlib
 from compressive.model.language_model import CompressiveLM
@@ -85,8 +85,8 @@ def measure_run(
     memory = measure_memory(model, text, tokens=tokens, lanes=lanes, progress=part(progress, 0, 0.5))
     attention = measure_attention(model, text, tokens=tokens, lanes=lanes, progress=part(progress, 0.5, 0.6))
     layers = None
-    if any(trained.config.compressed_sizes):
-        with_loss = trained.model(measurable(trained.config), device)
+    if any((config := transformer(trained.config)).compressed_sizes):
+        with_loss = trained.model(measurable(config), device)
         layers = measure_layers(with_loss, text, tokens=tokens, lanes=lanes, progress=part(progress, 0.6, 0.7))
     return Findings(
         step=trained.step,
@@ -192,7 +192,8 @@ def _page(run: Run, found: Findings) -> str:
 
 
 def _about(run: Run, found: Findings) -> str:
-    model, sizes = run.config.model, _sizes(run.config.model)
+    model = transformer(run.config.model)
+    sizes = _sizes(model)
     return (
         f"Trained on {run.config.data.corpus} for {found.step:,} steps. {found.parameters / 1e6:,.1f} million "
         f"parameters: {model.n_layers} layers of width {model.d_model}; {sizes}; temporal range "

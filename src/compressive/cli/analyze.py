@@ -64,6 +64,10 @@ def analyze(options: Analyze) -> int:
     from compressive.run import Run
 
     run = Run.open(options.run)
+    if run.tokenizer(options.data_dir).of_sound:
+        raise ValueError(
+            f"{run.folder} was trained on sound, whose clips these analyses would read as one; use evaluate"
+        )
     errors = Console(stderr=True)
     with Bar(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task(options.what)
@@ -102,6 +106,7 @@ def _measure(options: Analyze, run: "Run", progress: "Progress") -> int:
     from compressive.analysis.attention import measure_attention
     from compressive.analysis.layers import measurable, measure_layers
     from compressive.analysis.memory import measure_memory
+    from compressive.config import transformer
     from compressive.evaluation.sweep import PlotError
     from compressive.run import pick_device
     from compressive.trained import Trained
@@ -112,7 +117,7 @@ def _measure(options: Analyze, run: "Run", progress: "Progress") -> int:
         "layers": measure_layers,
     }
     trained = Trained.load(run, options.which)
-    config = trained.setting(options.memory_size, options.compressed_size).config
+    config = transformer(trained.setting(options.memory_size, options.compressed_size).config)
     model = trained.model(measurable(config), pick_device(options.device))
     text = run.corpus(options.data_dir).split(options.split)
     found = measures[options.what](model, text, tokens=options.tokens, lanes=options.lanes, progress=progress)

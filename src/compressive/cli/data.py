@@ -13,17 +13,20 @@ from compressive.cli import guarded, run
 class Prepare:
     """Download or read a corpus and write its tokens."""
 
-    corpus: tyro.conf.Positional[Literal["enwik8", "wikitext103", "wikitext2", "pg19", "text"]]
-    """A published corpus, or text of your own."""
+    corpus: tyro.conf.Positional[
+        Literal["enwik8", "wikitext103", "wikitext2", "pg19", "text", "speech", "ljspeech", "libritts"]
+    ]
+    """A published corpus, or text or speech of your own."""
     paths: tyro.conf.Positional[tuple[Path, ...]] = ()
     """For text: files (plain, .zip, .gz, .xz), folders with *.txt, or one folder with train/, valid/ and test/."""
     source: Path | None = None
     """For a published corpus: take this file (plain, .zip, .gz, .xz) or folder instead of downloading; for pg19 the
-    folder that `compressive data pg19 build` has filled."""
+    folder that `compressive data pg19 build` has filled; for speech a folder or archive of wav and flac."""
     data_dir: Path = Path("data")
     """Folder of all corpora."""
-    tokenizer: Literal["auto", "bytes", "words", "bpe"] = "auto"
-    """How text becomes tokens; auto: words for WikiText, bpe for pg19, bytes for all else."""
+    tokenizer: Literal["auto", "bytes", "words", "bpe", "mulaw", "pcm16"] = "auto"
+    """How text becomes tokens; auto: words for WikiText, bpe for pg19, bytes for all else. Speech: mulaw, 8 bits, or
+    pcm16, all 16."""
     vocab_size: int = 32000
     """Number of tokens, for bpe."""
     vocabulary: Path | None = None
@@ -31,7 +34,7 @@ class Prepare:
     name: str | None = None
     """Name of the corpus and of its folder in data_dir; by default the published one, or that of the only path."""
     split: tuple[float, float, float] = (0.9, 0.05, 0.05)
-    """For text that is not cut already: shares of train, valid and test."""
+    """For text or speech that is not cut already: shares of train, valid and test; speech is cut between clips."""
     workers: int = 0
     """Processes that tokenise; 0: one per core if there is much to do."""
 

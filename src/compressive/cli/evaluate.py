@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from compressive.cli import run
-from compressive.config import PerLayer, Precision
+from compressive.config import AnyModelConfig, ModelConfig, PerLayer, Precision, WaveNetConfig, transformer
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,6 +83,7 @@ def _evaluate(options: Evaluate, world: "World") -> int:
 
     from compressive.evaluation.sweep import PlotError, Reading, Result, combinations, plot, require_matplotlib, sweep
     from compressive.run import Run
+    from compressive.speech.floors import floors
     from compressive.trained import Setting, Trained
 
     source = Run.open(options.run)
@@ -100,7 +101,7 @@ def _evaluate(options: Evaluate, world: "World") -> int:
     if options.plot is not None:
         require_matplotlib()  # better now than after the work
 
-    about = {
+    about: dict[str, Any] = {
         "run": source.folder.resolve().name,
         "corpus": corpus.name,
         "corpus_note": corpus.manifest.note or None,
@@ -112,6 +113,8 @@ def _evaluate(options: Evaluate, world: "World") -> int:
         "processes": world.size,
         "dynamic_learning_rate": reading.dynamic,
     }
+    if corpus.tokenizer.of_sound and world.is_first:
+        about["floors_bits_per_sample"] = floors(corpus, options.split, options.limit)
     path = source.folder / "evaluation" / f"{_name(options)}.json"
     results: list[Result] = []
     errors = Console(stderr=True)
@@ -159,11 +162,14 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
 
     metrics, config = result.metrics, result.setting.config
     figures = {
+        "bits_per_sample": f"{metrics.bits_per_sample:.4f}, {metrics.nats_per_sample:.4f} nats"
+        if metrics.bits_per_sample is not None
+        else None,
         "bits_per_character": f"{metrics.bits_per_character:.4f}" if metrics.bits_per_character is not None else None,
         "word_perplexity": f"{metrics.word_perplexity:,.3f}, over {metrics.words:,} {metrics.words_are} words"
         if metrics.word_perplexity is not None
         else None,
-        "perplexity": f"{metrics.perplexity:,.3f} per token",
+        "perplexity": f"{metrics.perplexity:,.3f} per token" if metrics.bits_per_sample is None else None,
         "bits_per_byte": f"{metrics.bits_per_byte:.4f}" if metrics.bits_per_byte is not None else None,
     }
     order = sorted(figures, key=lambda name: name != metrics.headline)
@@ -171,6 +177,8 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
     for name in order:
         if (figure := figures[name]) is not None:
             table.add_row(name.replace("_", " "), figure, style="bold" if name == metrics.headline else None)
+    for name, bits in about.get("floors_bits_per_sample", {}).items():
+        table.add_row(f"  floor: {name}", f"{bits:.4f}")
     if metrics.not_comparable is not None:
         table.add_row("not comparable", metrics.not_comparable, style="red")
     for bucket in metrics.buckets:
@@ -182,7 +190,8 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
     if about["corpus_note"] is not None:
         table.add_row("note", about["corpus_note"])
     table.add_row("memory", _memory(config))
-    table.add_row("empty memory", f"{config.empty_memory} ({result.setting.reason})")
+    if isinstance(config, ModelConfig):
+        table.add_row("empty memory", f"{config.empty_memory} ({result.setting.reason})")
     table.add_row("checkpoint", f"{about['checkpoint']}, step {about['step']:,}")
     if about["dynamic_learning_rate"] is not None:
         table.add_row("dynamic", f"learning rate {about['dynamic_learning_rate']:g}")
@@ -205,7 +214,7 @@ def _sweep_table(about: dict[str, Any], results: list["Result"]) -> "Table":
     for name in ("memory", "compressed", "empty", first.headline.replace("_", " "), "tokens/s"):
         table.add_column(name, justify="left" if name == "empty" else "right")
     for i, result in enumerate(results):
-        config = result.setting.config
+        config = transformer(result.setting.config)
         table.add_row(
             _size(config.memory_size),
             _size(config.compressed_size),
@@ -217,7 +226,9 @@ def _sweep_table(about: dict[str, Any], results: list["Result"]) -> "Table":
     return table
 
 
-def _memory(config: Any) -> str:
+def _memory(config: AnyModelConfig) -> str:
+    if isinstance(config, WaveNetConfig):
+        return f"{config.receptive_field - 1:,} samples, the receptive field"
     return f"{_size(config.memory_size)} recent, {_size(config.compressed_size)} compressed"
 
 

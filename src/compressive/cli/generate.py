@@ -1,7 +1,8 @@
-"""Sample text from a run.
+"""Sample text from a run, or sound.
 
 compressive generate runs/enwik8 --prompt "The Roman Empire" --samples 3
 compressive generate runs/pg19 --prompt-file built/test/860.txt --prompt-length 512 --length 2000
+compressive generate runs/speech --seconds 2 --out a.wav
 """
 
 import sys
@@ -9,11 +10,19 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
 from compressive.cli import run as run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from compressive.data.tokenizer import Tokenizer
+    from compressive.run import Run
 
 
 @dataclass
@@ -25,11 +34,13 @@ class Generate:
     prompt: str | None = None
     """Text to continue; without one the text begins after a newline."""
     prompt_file: Path | None = None
-    """File with the text to continue, a whole book if you like; - reads standard input."""
+    """File with the text to continue, a whole book if you like; - reads standard input. Of sound, a wav or flac."""
     prompt_length: int | None = None
     """Read only so many tokens of it, from its beginning, as the opening of a book."""
     length: int = 500
     """How many tokens to draw."""
+    seconds: float | None = None
+    """Of sound: how long it shall be, in place of a length."""
     samples: int = 1
     """How many continuations to draw side by side."""
     temperature: float = 1.0
@@ -51,14 +62,14 @@ class Generate:
     device: str = "auto"
     """Where to run: auto takes a GPU if there is one."""
     out: Path | None = None
-    """File to write the text to, in place of the terminal."""
+    """File to write the text to, in place of the terminal; of sound, the wav, and beside it a picture."""
     data_dir: Path | None = None
     """Folder that holds the run's corpus, whose tokeniser is needed, if it has moved since training."""
 
 
 def main(arguments: list[str], prog: str) -> int:
     """Parse the words and generate."""
-    return run_command(generate, Generate, arguments, prog, "Sample text from a run, streamed as it comes.")
+    return run_command(generate, Generate, arguments, prog, "Sample text or sound from a run, as it comes.")
 
 
 def generate(options: Generate) -> int:
@@ -68,13 +79,18 @@ def generate(options: Generate) -> int:
     from compressive.generation.generate import generate
     from compressive.generation.text import TextStream, encode_prompt
     from compressive.run import Run, pick_device
+    from compressive.speech.generate import prompt_samples
     from compressive.trained import Trained
 
     run = Run.open(options.run)
     if options.prompt_length is not None and options.prompt_length < 1:
         raise ValueError(f"prompt_length={options.prompt_length}: expected at least 1; leave it out to read the whole")
     tokenizer = run.tokenizer(options.data_dir)
-    opening = encode_prompt(tokenizer, _prompt(options))[: options.prompt_length]
+    length = _length(options, tokenizer.of_sound)
+    if tokenizer.of_sound:
+        opening = prompt_samples(options.prompt_file, tokenizer, options.prompt_length)
+    else:
+        opening = encode_prompt(tokenizer, _prompt(options))[: options.prompt_length]
     prompt = torch.from_numpy(opening.astype("int64"))
     # A model trained with zeros expects them at the beginning of a text, but not more of them than it was trained with.
     trained = Trained.load(run, options.which)
@@ -83,13 +99,15 @@ def generate(options: Generate) -> int:
     drawn = generate(
         model,
         prompt,
-        options.length,
+        length,
         samples=options.samples,
         temperature=options.temperature,
         top_p=options.top_p,
         top_k=options.top_k,
         seed=options.seed,
     )
+    if tokenizer.of_sound:
+        return _sound(options, run, tokenizer, drawn, length)
     streams = [TextStream(tokenizer, int(prompt[-1])) for _ in range(options.samples)]
     waiting: list[list[str]] = [[] for _ in streams[1:]]
 
@@ -109,13 +127,72 @@ def generate(options: Generate) -> int:
         sink.flush()
     ended = time.perf_counter()
 
-    count = options.length * options.samples
-    speed = f", {(count - options.samples) / (ended - first_token):,.0f} tokens/s" if options.length > 1 else ""
+    count = length * options.samples
+    speed = f", {(count - options.samples) / (ended - first_token):,.0f} tokens/s" if length > 1 else ""
     print(
         f"prompt of {len(prompt):,} tokens read in {first_token - began:.1f} s; {count:,} drawn in "
         f"{ended - first_token:.1f} s{speed}",
         file=sys.stderr,
     )
+    return 0
+
+
+def _length(options: Generate, of_sound: bool) -> int:
+    """How many tokens to draw, sound being asked for by its seconds, into a file."""
+    from compressive.speech.codes import RATE
+
+    if not of_sound:
+        if options.seconds is not None:
+            raise ValueError(f"seconds={options.seconds}: the run was trained on text; give --length")
+        return options.length
+    if options.prompt is not None:
+        raise ValueError(
+            f"prompt={options.prompt!r}: the run was trained on sound; give --prompt-file with a wav or flac"
+        )
+    if options.out is None or options.out.suffix.lower() != ".wav":
+        raise ValueError(f"out={options.out}: the run was trained on sound; give a file for it, such as --out a.wav")
+    if options.seconds is None:
+        return options.length
+    if not options.seconds > 0 or options.seconds * RATE < 1:
+        raise ValueError(f"seconds={options.seconds}: expected a number above 0")
+    return round(options.seconds * RATE)
+
+
+def _sound(options: Generate, run: "Run", tokenizer: "Tokenizer", drawn: "Iterator[Tensor]", length: int) -> int:
+    """Write each sample as a wav, and all of them beside real sound as a picture."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from compressive.evaluation.sweep import PlotError
+    from compressive.speech.audio import read_wav
+    from compressive.speech.codes import RATE
+    from compressive.speech.generate import real_sound, write_drawn
+    from compressive.speech.spectrogram import draw_spectrograms
+
+    assert options.out is not None
+    paths = [options.out]
+    if options.samples > 1:
+        paths = [options.out.with_stem(f"{options.out.stem}-{i + 1}") for i in range(options.samples)]
+    console, began = Console(stderr=True), time.perf_counter()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("drawing samples", total=length)
+        for count in write_drawn(drawn, tokenizer, paths):
+            bar.update(task, completed=count)
+    took = time.perf_counter() - began
+    print(
+        f"{length / RATE:.2f} s of sound in {took:.1f} s, {options.samples * length / took:,.0f} samples/s: "
+        f"{', '.join(map(str, paths))}",
+        file=sys.stderr,
+    )
+    sounds = {f"drawn, {path.name}": read_wav(path) for path in paths}
+    picture = options.out.with_suffix(".png")
+    try:
+        draw_spectrograms(
+            {"real, of the test split": real_sound(run.corpus(options.data_dir), length)} | sounds, picture
+        )
+        print(f"spectrograms: {picture}", file=sys.stderr)
+    except (PlotError, FileNotFoundError) as error:  # no matplotlib, or no corpus beside a release
+        print(f"no picture: {error}", file=sys.stderr)
     return 0
 
 

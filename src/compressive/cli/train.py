@@ -48,8 +48,9 @@ def _train(preset: str, arguments: list[str], prog: str) -> int:
     import tyro
 
     default = RunConfig.from_preset(preset)
+    # A preset says which kind of model it is; tyro would else ask for it as a command of its own.
     options = tyro.cli(
-        Train,
+        tyro.conf.AvoidSubcommands[Train],
         default=Train(default.model, default.data, default.train, Path("runs") / preset, False),
         args=arguments,
         prog=f"{prog} PRESET" if preset == "enwik8" else f"{prog} {preset}",

@@ -2,11 +2,13 @@
 
     train.bin valid.bin test.bin   tokens, little-endian, nothing else
     tokenizer.json                 from text to tokens and back
+    clips.csv                      of sound only: where each clip begins and ends, and what it was made of
     manifest.json                  counts, checksums, where the text came from; written last
 
 A folder is filled aside and takes its name when it is whole, so a folder with that name is a whole corpus.
 """
 
+import csv
 import dataclasses
 import glob
 import hashlib
@@ -15,9 +17,10 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,6 +34,7 @@ from compressive.data.tokenizer import Tokenizer, Tokens
 FORMAT = 1
 SPLITS = ("train", "valid", "test")
 MANIFEST = "manifest.json"
+CLIPS = "clips.csv"
 ABANDONED = 24 * 3600.0  # seconds after which what a killed run left beside a corpus is cleared away
 
 
@@ -49,13 +53,28 @@ class SplitInfo:
 
 
 @dataclass(frozen=True)
+class Clip:
+    """A stretch of a split that has nothing to do with what comes before it, as clips.csv has it."""
+
+    split: str
+    start: int
+    end: int
+    source: str
+
+    @property
+    def size(self) -> int:
+        """Its tokens."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What a corpus is made of, as manifest.json has it."""
 
     name: str
     """The corpus."""
     tokenizer: str
-    """Kind of its tokeniser: bytes, words or bpe."""
+    """Kind of its tokeniser: bytes, words or bpe; of sound mulaw or pcm16."""
     tokenizer_sha256: str
     """Of tokenizer.json."""
     vocab_size: int
@@ -70,6 +89,8 @@ class Manifest:
     """What was asked for when it was prepared."""
     note: str = ""
     """What one must know about this text before comparing results on it."""
+    clips_sha256: str = ""
+    """Of clips.csv, where there is one."""
     format: int = FORMAT
     """Version of this format."""
 
@@ -134,6 +155,22 @@ class Corpus:
         self._info(name)
         return np.memmap(self._path(name), self._dtype, mode="r")
 
+    @cached_property
+    def clips(self) -> tuple[Clip, ...]:
+        """All clips in order; none if the corpus is one text."""
+        if not self.manifest.clips_sha256:
+            return ()
+        with (self.folder / CLIPS).open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file)
+            return tuple(Clip(row["split"], int(row["start"]), int(row["end"]), row["source"]) for row in rows)
+
+    def starts(self, split: str) -> npt.NDArray[np.int64] | None:
+        """Where in a split a clip begins, rising; None if the corpus is one text, never to be forgotten."""
+        self._info(split)
+        if not self.clips:
+            return None
+        return np.array([clip.start for clip in self.clips if clip.split == split], np.int64)
+
     def words(self, split: str) -> int:
         """Words of a split's text; what perplexity per word divides by, whatever the tokeniser."""
         return self._info(split).words
@@ -146,6 +183,8 @@ class Corpus:
         """Read every file and compare it with its checksum."""
         expected = {self._path(split): self.manifest.splits[split].sha256 for split in SPLITS}
         expected[self.folder / tokenizers.FILE] = self.manifest.tokenizer_sha256
+        if self.manifest.clips_sha256:
+            expected[self.folder / CLIPS] = self.manifest.clips_sha256
         for path, checksum in expected.items():
             if (found := sha256_of(path)) != checksum:
                 raise ValueError(f"{path} has SHA-256 {found}, expected {checksum}: prepare the corpus again")
@@ -172,11 +211,12 @@ def write_corpus(
     note: str = "",
     settings: Mapping[str, str] | None = None,
     workers: int = 1,
+    clips: Callable[[], Sequence[Clip]] | None = None,
 ) -> Corpus:
     """Tokenise texts into a folder, in one pass and little memory; whatever fails leaves the folder as it was.
 
     The chunks of a split may be cut anywhere. Splits are read in the order train, valid, test. More than one worker
-    are processes that tokenise side by side; what they write is the same.
+    are processes that tokenise side by side; what they write is the same. `clips` is asked once all is read.
     """
     if set(splits) != set(SPLITS):
         raise ValueError(f"splits {', '.join(splits)}: expected {', '.join(SPLITS)}")
@@ -191,6 +231,8 @@ def write_corpus(
             split: _write_split(aside / f"{split}.bin", name, split, tokenizer, splits[split], workers)
             for split in SPLITS
         }
+        if clips is not None:
+            _write_clips(aside / CLIPS, clips())
         Manifest(
             name=name,
             tokenizer=tokenizer.kind,
@@ -201,6 +243,7 @@ def write_corpus(
             sources=sources,
             settings=settings or {},
             note=note,
+            clips_sha256="" if clips is None else sha256_of(aside / CLIPS),
         ).save(aside)
         _take_place(aside, folder)
     except BaseException:  # an interrupt too
@@ -230,7 +273,15 @@ def _write_split(
         os.fsync(file.fileno())
     if count == 0:
         raise ValueError(f"the {split} split of {name} is empty: expected some text; give more, or other shares")
-    return SplitInfo(count, text.bytes, text.words, checksum.hexdigest())
+    return SplitInfo(count, text.bytes, 0 if tokenizer.of_sound else text.words, checksum.hexdigest())
+
+
+def _write_clips(path: Path, clips: Sequence[Clip]) -> None:
+    file = StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(field.name for field in dataclasses.fields(Clip))
+    rows.writerows(dataclasses.astuple(clip) for clip in clips)
+    _write_synced(path, file.getvalue().encode())
 
 
 def _take_place(aside: Path, folder: Path) -> None:
@@ -285,10 +336,18 @@ class Lanes:
     """A text as `batch` streams of equal length, one after the other, so that each row of a batch reads on and on.
 
     `first` and `count` choose some of these lanes, as where several processes share a batch. What is left over after
-    the last lane is dropped. Windows are views: nothing is copied before it is used.
+    the last lane is dropped. Windows are views: nothing is copied before it is used. `clips` says where in the text
+    something new begins, if anywhere: see `starts`.
     """
 
-    def __init__(self, tokens: Tokens, batch: int, first: int = 0, count: int | None = None) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        batch: int,
+        first: int = 0,
+        count: int | None = None,
+        clips: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         count = batch - first if count is None else count
         if tokens.ndim != 1:
             raise ValueError(f"tokens of shape {tokens.shape}: expected one row")
@@ -308,6 +367,7 @@ class Lanes:
         self._lanes: npt.NDArray[np.unsignedinteger[Any]] = tokens[: batch * size].reshape(batch, size)[
             first : first + count
         ]
+        self._size, self._clips = size, clips
 
     def window(self, start: int, size: int) -> tuple[Tokens, Tokens]:
         """Inputs and what follows each, (count, up to `size`) from `start` on; fewer than `size` only at the end."""
@@ -317,3 +377,26 @@ class Lanes:
             )
         end = min(start + size, self.length)
         return self._lanes[:, start:end], self._lanes[:, start + 1 : end + 1]
+
+    def starts(self, start: int, size: int) -> npt.NDArray[np.bool_] | None:
+        """Which inputs of that window begin a clip, (count, up to `size`); None where the text is one.
+
+        A lane that begins in the midst of a clip begins one too: what it read last, before it began again, is
+        another clip's.
+        """
+        if self._clips is None:
+            return None
+        shape = self.window(start, size)[0].shape
+        return np.stack([starts_within(self._clips, lane * self._size, start, shape[1]) for lane in self._range()])
+
+    def _range(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+def starts_within(clips: npt.NDArray[np.int64], edge: int, start: int, size: int) -> npt.NDArray[np.bool_]:
+    """Mark which of `size` tokens begin a clip, from `start` on in a lane whose first token is the text's `edge`."""
+    first, last = np.searchsorted(clips, [edge + start, edge + start + size])
+    marks = np.zeros(size, bool)
+    marks[clips[first:last] - (edge + start)] = True
+    marks[:1] |= start == 0
+    return marks

@@ -12,10 +12,12 @@ from compressive.data.progress import progress
 from compressive.data.sources import PUBLISHED, Text, read_enwik8, read_pg19, read_text, read_wikitext
 from compressive.data.tokenizer import FILE, BPETokenizer, ByteTokenizer, Tokenizer, WordTokenizer, load_tokenizer
 from compressive.data.workers import cores
+from compressive.speech import prepare as speech
+from compressive.speech.codes import RATE
 
 DOWNLOADS = "downloads"
-CORPORA = (*PUBLISHED, "pg19", "text")
-TOKENIZERS = ("auto", "bytes", "words", "bpe")
+CORPORA = (*PUBLISHED, "pg19", "text", *speech.SPEECH)
+TOKENIZERS = ("auto", "bytes", "words", "bpe", *speech.TOKENIZERS)
 LEARNT = 10**9  # bytes of text that a subword vocabulary is learnt from; memory grows with it
 SHARED = 3 * 10**7  # bytes of text from which on it pays to start more processes
 
@@ -56,6 +58,8 @@ def prepare(
     refuse_foreign(folder)
 
     settings = {"corpus": corpus, "tokenizer": kind}
+    if corpus in speech.SPEECH:
+        return _prepare_speech(folder, name, source, split, settings)
     if vocabulary is not None:
         settings["vocabulary"] = sha256_of(vocabulary / FILE if vocabulary.is_dir() else vocabulary)
     elif kind == "bpe":
@@ -87,12 +91,34 @@ def prepare(
     return made
 
 
+def _prepare_speech(
+    folder: Path, name: str, source: Path | None, split: tuple[float, float, float], settings: dict[str, str]
+) -> Corpus:
+    """The same for sound, which is not text and has clips."""
+    if settings["corpus"] == "speech":
+        settings |= {"split": " ".join(map(str, split))}
+    if source is None and (there := _same(folder, settings, None)) is not None:
+        return there
+    found = speech.find(settings["corpus"], source, folder.parent / DOWNLOADS, split)
+    if (there := _same(folder, settings, found.sums)) is not None:
+        return there
+    made = speech.write(folder, name, found, speech.TOKENIZERS[settings["tokenizer"]](), settings)
+    print(f"{folder}: prepared, {_summary(made)}")
+    return made
+
+
 def _kind(corpus: str, tokenizer: str, given: Tokenizer | None) -> str:
     """The tokeniser that was asked for, or is given, or fits the corpus."""
     if given is not None and tokenizer not in ("auto", given.kind):
         raise ValueError(f"tokenizer={tokenizer!r}: the vocabulary is one of {given.kind}; leave out one of the two")
     fits = "words" if corpus.startswith("wikitext") else "bpe" if corpus == "pg19" else "bytes"
+    fits = "mulaw" if corpus in speech.SPEECH else fits
     kind = given.kind if given is not None else fits if tokenizer == "auto" else tokenizer
+    if (kind in speech.TOKENIZERS) != (corpus in speech.SPEECH):
+        raise ValueError(
+            f"tokenizer={kind!r}: {', '.join(speech.TOKENIZERS)} are for sound, and sound is for them; {corpus} is "
+            f"{'sound' if corpus in speech.SPEECH else 'text'}: leave out --tokenizer"
+        )
     if corpus == "pg19" and kind == "words":
         raise ValueError("tokenizer='words': PG-19's vocabulary is open, so that no word may be lost; use bpe or bytes")
     return kind
@@ -170,5 +196,9 @@ def _summary(corpus: Corpus) -> str:
     lines = [f"{manifest.tokenizer}, vocabulary {manifest.vocab_size:,}"]
     for split in SPLITS:
         info = manifest.splits[split]
+        if corpus.tokenizer.of_sound:
+            clips, minutes = sum(clip.split == split for clip in corpus.clips), info.tokens / RATE / 60
+            lines.append(f"  {split:<5} {info.tokens:>13,} samples {minutes:>10,.2f} minutes {clips:>10,} clips")
+            continue
         lines.append(f"  {split:<5} {info.tokens:>13,} tokens {info.bytes:>13,} bytes {info.words:>12,} words")
     return "\n".join(lines + [f"  note: {manifest.note}"] * bool(manifest.note))

@@ -23,7 +23,7 @@ from compressive.data.workers import in_order
 if TYPE_CHECKING:
     import tokenizers
 
-Kind = Literal["bytes", "words", "bpe"]
+Kind = Literal["bytes", "words", "bpe", "mulaw", "pcm16"]
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
 
@@ -36,6 +36,8 @@ class Tokenizer(ABC):
     """What every tokeniser can do; `kind` names it in files."""
 
     kind: ClassVar[Kind]
+    of_sound: ClassVar[bool] = False
+    """Whether what it calls text is sound: 16-bit samples, little-endian, as bytes."""
 
     @property
     @abstractmethod
@@ -302,7 +304,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: expected the tokeniser of a prepared corpus; prepare it again")
     state = json.loads(path.read_text("utf-8"))
-    kinds: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in (ByteTokenizer, WordTokenizer, BPETokenizer)}
+    from compressive.speech.codes import MuLawTokenizer, PCMTokenizer  # they need this module
+
+    every = (ByteTokenizer, WordTokenizer, BPETokenizer, MuLawTokenizer, PCMTokenizer)
+    kinds: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in every}
     if not isinstance(state, dict) or state.get("kind") not in kinds:
         raise ValueError(f"{path} holds no tokeniser of a kind that is known: expected one of {', '.join(kinds)}")
     return kinds[state["kind"]]._restore(state)

@@ -28,6 +28,7 @@ def dynamic_score(
     precision: Precision = "fp32",
     limit: int | None = None,
     progress: Progress | None = None,
+    clips: Tokens | None = None,
 ) -> Nats:
     """Score as `score` does, with a copy of the model that takes one Adam step after every window.
 
@@ -42,7 +43,7 @@ def dynamic_score(
 
     def read(window: Window, memory: Memory) -> tuple[Tensor, Memory]:
         with autocast(model, precision):
-            out = model(window.tokens, memory, targets=window.targets)
+            out = model(window.tokens, memory, targets=window.targets, starts=window.starts)
         assert out.nll is not None
         optimiser.zero_grad()
         (out.nll.mean() + out.compression_loss).backward()  # padding counts in the last window only: nothing follows it
@@ -52,4 +53,4 @@ def dynamic_score(
         return out.nll.detach(), out.memory.detach()
 
     with torch.enable_grad():
-        return read_through(model, tokens, read, lanes=lanes, limit=limit, progress=progress)
+        return read_through(model, tokens, read, lanes=lanes, limit=limit, progress=progress, clips=clips)

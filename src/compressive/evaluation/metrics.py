@@ -44,6 +44,8 @@ class Metrics:
     perplexity: float  # e^(nats per token)
     bits_per_character: float | None  # where tokens are bytes
     bits_per_byte: float | None  # of the text, where they are not; of the whole split only
+    bits_per_sample: float | None  # where tokens are samples of sound; compare at one bit depth, rate and gain only
+    nats_per_sample: float | None
     counted_words: int | None  # of the whole split, as the corpus counted them
     words: int | None  # those, or PG-19's official number where all its books are there
     words_are: Literal["official", "counted"] | None
@@ -57,6 +59,8 @@ class Metrics:
         """Name of the figure to compare by: that of the paper for the corpus and the kind of token."""
         if self.comparable is not None and self.word_perplexity is not None:
             return "word_perplexity"
+        if self.bits_per_sample is not None:
+            return "bits_per_sample"
         if self.bits_per_character is not None:
             return "bits_per_character"
         return "perplexity" if self.buckets or self.word_perplexity is None else "word_perplexity"
@@ -64,7 +68,7 @@ class Metrics:
 
 def summarise(nll: Nats, corpus: "Corpus", split: Split) -> Metrics:
     """Sum up the score of a split of a corpus, or of its beginning."""
-    kind, text = corpus.tokenizer.kind, corpus.split(split)
+    kind, text, sound = corpus.tokenizer.kind, corpus.split(split), corpus.tokenizer.of_sound
     counts = getattr(corpus.tokenizer, "counts", None) if kind == "words" else None
     whole = len(nll) == len(text)
     counted, size = (corpus.words(split), corpus.bytes(split)) if whole else (0, 0)
@@ -83,7 +87,9 @@ def summarise(nll: Nats, corpus: "Corpus", split: Split) -> Metrics:
         bits_per_token=bits,
         perplexity=_exp(mean),
         bits_per_character=bits if kind == "bytes" else None,
-        bits_per_byte=nats / math.log(2) / size if kind != "bytes" and size else None,
+        bits_per_byte=nats / math.log(2) / size if kind != "bytes" and size and not sound else None,
+        bits_per_sample=bits if sound else None,
+        nats_per_sample=mean if sound else None,
         counted_words=counted or None,
         words=words or None,
         words_are=None if not words else "official" if official else "counted",

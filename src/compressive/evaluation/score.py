@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from compressive.config import Precision
+from compressive.data.corpus import starts_within
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
 from compressive.parallel import World
@@ -33,6 +34,7 @@ class Window(NamedTuple):
 
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T)
+    starts: Tensor | None  # (B, T), bool: a new clip begins here; None for a text, which is one
 
 
 def score(
@@ -44,6 +46,7 @@ def score(
     limit: int | None = None,
     progress: Progress | None = None,
     world: World | None = None,
+    clips: Tokens | None = None,
 ) -> Nats:
     """Return -log p in nats of every token of a text, or of its first `limit` tokens.
 
@@ -51,15 +54,16 @@ def score(
     stretches, each of which begins with empty memory, its first token predicted from the one before it alone.
     The very first token, which nothing precedes, costs ln(vocab_size). `progress` is told how many tokens are
     read, of how many. The processes of a world share the lanes, at least one each, and all get all the nats.
+    `clips` says where in the text something new begins: nothing before is remembered from there on, as in training.
     """
 
     def read(window: Window, memory: Memory) -> tuple[Tensor, Memory]:
-        out = model(window.tokens, memory, targets=window.targets)
+        out = model(window.tokens, memory, targets=window.targets, starts=window.starts)
         assert out.nll is not None
         return out.nll, out.memory
 
     with torch.no_grad(), autocast(model, precision):
-        return read_through(model, tokens, read, lanes=lanes, limit=limit, progress=progress, world=world)
+        return read_through(model, tokens, read, lanes=lanes, limit=limit, progress=progress, world=world, clips=clips)
 
 
 def read_through(
@@ -71,6 +75,7 @@ def read_through(
     limit: int | None,
     progress: Progress | None,
     world: World | None = None,
+    clips: Tokens | None = None,
 ) -> Nats:
     """Call `read` on window after window in evaluation mode, and gather the nats (B, T) that it gives.
 
@@ -78,7 +83,7 @@ def read_through(
     """
     device, world = next(model.parameters()).device, world or World()
     tokens = tokens if limit is None else tokens[: _at_least_1("limit", limit)]
-    text = Stretches(tokens, lanes, model.config.vocab_size, world.rank, world.size)
+    text = Stretches(tokens, lanes, model.config.vocab_size, world.rank, world.size, clips)
     memory, column, parts = model.initial_memory(len(text.own)), 0, []
     with evaluating(model):
         for windows in text.blocks(model.config.window, device):
@@ -108,10 +113,19 @@ class Stretches:
     once. Of several processes each reads some of the lanes, its own; all read as many windows.
     """
 
-    def __init__(self, tokens: Tokens, lanes: int, vocab_size: int, rank: int = 0, processes: int = 1) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        lanes: int,
+        vocab_size: int,
+        rank: int = 0,
+        processes: int = 1,
+        clips: Tokens | None = None,
+    ) -> None:
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise ValueError(f"tokens of type {tokens.dtype} and shape {tokens.shape}: expected a row of integers")
         self.tokens, self.size, self.vocab_size = tokens, _at_least_1("tokens", len(tokens)), vocab_size
+        self.clips = clips
         predicted = self.size - 1
         self.lanes = max(1, min(max(_at_least_1("lanes", lanes), processes), predicted))
         self.own = range(rank * self.lanes // processes, (rank + 1) * self.lanes // processes)
@@ -124,8 +138,13 @@ class Stretches:
         for first in range(0, count, BLOCK):
             start, stop = first * window, min(first + BLOCK, count) * window
             block = _to_device(self._columns(start, stop + 1), device)
+            marks = None if self.clips is None else _to_device(self._starts(self.clips, start, stop), device)
             yield [
-                Window(block[:, i : i + window], block[:, i + 1 : i + 1 + window])
+                Window(
+                    block[:, i : i + window],
+                    block[:, i + 1 : i + 1 + window],
+                    None if marks is None else marks[:, i : i + window],
+                )
                 for i in range(0, stop - start, window)
             ]
 
@@ -146,6 +165,10 @@ class Stretches:
                 nats[1 + self.edges[lane] + column :][: len(kept)] = kept
             column += part.shape[1]
         return nats
+
+    def _starts(self, clips: Tokens, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Where clips begin in the inputs from `start` to `stop` of every own lane, (B, stop - start)."""
+        return np.stack([starts_within(clips, int(self.edges[lane]), start, stop - start) for lane in self.own])
 
     def _columns(self, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Tokens from `start` to `stop` of every own lane, (B, stop - start), zeros where a lane has run out."""
@@ -178,7 +201,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def _to_device(columns: np.ndarray[Any, np.dtype[np.int64]], device: torch.device) -> Tensor:
+def _to_device(columns: np.ndarray[Any, Any], device: torch.device) -> Tensor:
     tokens = torch.from_numpy(columns)
     return tokens.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tokens.to(device)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from compressive.config import EmptyMemory, PerLayer, Precision
+from compressive.config import EmptyMemory, PerLayer, Precision, transformer
 from compressive.evaluation.dynamic import dynamic_score
 from compressive.evaluation.metrics import Metrics, Split, summarise
 from compressive.evaluation.score import lanes_for, score
@@ -68,11 +68,9 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """Write it as plain values."""
-        config = self.setting.config
+        names = ("memory_size", "compressed_size", "empty_memory")  # of which a baseline has none
         return {
-            "memory_size": config.memory_size,
-            "compressed_size": config.compressed_size,
-            "empty_memory": config.empty_memory,
+            **{name: getattr(self.setting.config, name, None) for name in names},
             "empty_memory_reason": self.setting.reason,
             **dataclasses.asdict(self.metrics),
             "lanes": self.lanes,
@@ -135,6 +133,7 @@ def sweep(
                 progress(setting, done, total)
 
         how: dict[str, Any] = {"lanes": lanes, "precision": reading.precision, "limit": reading.limit, "progress": tell}
+        how["clips"] = corpus.starts(reading.split)
         began = time.monotonic()
         if reading.dynamic is None:
             nll = score(model, tokens, world=world, **how)
@@ -149,7 +148,8 @@ def plot(results: list[Result], path: Path) -> None:
     figure_type = require_matplotlib()
     figure = figure_type(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    sizes = [(slots(r.setting.config.memory_size), slots(r.setting.config.compressed_size)) for r in results]
+    configs = [transformer(result.setting.config) for result in results]
+    sizes = [(slots(config.memory_size), slots(config.compressed_size)) for config in configs]
     kinds, across = ("memory", "compressed"), 1  # which of the two sizes the horizontal axis shows
     if len({compressed for _, compressed in sizes}) == 1 and len({memory for memory, _ in sizes}) > 1:
         across = 0

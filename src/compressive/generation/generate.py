@@ -91,7 +91,8 @@ def _read(model: CompressiveLM, prompt: Tensor) -> tuple[Tensor, DecodingState]:
             return model.embedding.logits(hidden), state
 
         token = tokens[:1].clone()
-        logits = torch.empty(1, model.config.vocab_size, dtype=state.window.dtype, device=token.device)
+        dtype = next(x.dtype for x in memory.state_dict().values() if x.is_floating_point())
+        logits = torch.empty(1, model.config.vocab_size, dtype=dtype, device=token.device)
 
         def step(state: DecodingState) -> DecodingState:
             out, state = model.step(token, state)

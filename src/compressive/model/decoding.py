@@ -22,21 +22,13 @@ class LayerCache(TensorRecord):
 
 
 @dataclass(frozen=True)
-class DecodingState(TensorRecord):
-    """Everything needed to go on decoding, lanes at positions of their own.
+class OwnedRecord(TensorRecord):
+    """A state whose buffers are written to, and which yet stays good after a step from it.
 
-    `select` forks lanes (read a book once, continue it many times), `join` batches states of different texts.
-    A state stays good after a step from it: the next state takes its buffers over, and whoever steps from it
-    again, or from a state that was moved, forked or loaded, first gets a copy.
+    The next state takes its buffers over, and whoever steps from it again, or from a state that was moved, forked or
+    loaded, first gets a copy.
     """
 
-    memory: Memory  # as it was when each lane's window began
-    layers: tuple[LayerCache, ...]
-    window: Tensor  # (B, n_layers, window, D): each layer's inputs so far, which will enter memory
-    order: Tensor  # (B, n_layers, N): where in this window a slot is read, -1 if before it, `window`: never to be seen
-    position: Tensor  # (B,): tokens of the current window read so far
-    start: Tensor  # (B,): where in this window the current document began, -1 if before it
-    room: int  # for so many steps at least no lane's window is full: spares a look at the device
     owns_buffers: bool = field(default=False, init=False)  # nobody else holds keys, values and windows
 
     def owning(self) -> Self:
@@ -50,6 +42,22 @@ class DecodingState(TensorRecord):
             return self.clone()
         object.__setattr__(self, "owns_buffers", False)
         return self
+
+
+@dataclass(frozen=True)
+class DecodingState(OwnedRecord):
+    """Everything needed to go on decoding, lanes at positions of their own.
+
+    `select` forks lanes (read a book once, continue it many times), `join` batches states of different texts.
+    """
+
+    memory: Memory  # as it was when each lane's window began
+    layers: tuple[LayerCache, ...]
+    window: Tensor  # (B, n_layers, window, D): each layer's inputs so far, which will enter memory
+    order: Tensor  # (B, n_layers, N): where in this window a slot is read, -1 if before it, `window`: never to be seen
+    position: Tensor  # (B,): tokens of the current window read so far
+    start: Tensor  # (B,): where in this window the current document began, -1 if before it
+    room: int  # for so many steps at least no lane's window is full: spares a look at the device
 
     def _combine(self, others: Sequence[Self], function: Callable[..., Tensor], shared: bool = False) -> Self:
         room = min(state.room for state in (self, *others))

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from compressive.config import ModelConfig
 from compressive.model.attention import autocasted, precise
+from compressive.model.logistics import LogisticMixture
 
 CHUNK = 2**23
 """How many logits `linear_nll` holds at a time."""
@@ -107,8 +108,10 @@ class AdaptiveEmbedding(nn.Module):
         return F.linear(hidden, self.projections[band - 1].T)
 
 
-def build_embedding(config: ModelConfig) -> TiedEmbedding | AdaptiveEmbedding:
+def build_embedding(config: ModelConfig) -> TiedEmbedding | AdaptiveEmbedding | LogisticMixture:
     """Return the embedding that the configuration asks for."""
+    if config.head == "logistics":
+        return LogisticMixture(config.vocab_size, config.d_model, config.d_model, config.mixtures)
     return AdaptiveEmbedding(config) if config.adaptive_cutoffs else TiedEmbedding(config)
 
 

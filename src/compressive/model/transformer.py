@@ -219,6 +219,10 @@ class CompressiveTransformer(nn.Module):
         for layer in self.layers:
             layer.attention.use(backend)
 
+    def attention_backend(self, device: torch.device, dtype: torch.dtype) -> str:
+        """What computes attention in that type on that device."""
+        return self.layers[0].attention.chosen(device, dtype)
+
     def initial_memory(self, batch_size: int) -> Memory:
         """Lines 1 and 2: empty memories, on the model's device and in its type."""
         weight = next(self.parameters())

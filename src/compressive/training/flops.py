@@ -1,6 +1,6 @@
 """How much arithmetic the model needs, to tell how well a machine is used."""
 
-from compressive.config import ModelConfig
+from compressive.config import AnyModelConfig, WaveNetConfig
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12, "4090": 165e12, "3090": 71e12}
 """Dense bf16 matrix rates by the makers' data sheets, by a part of the device's name."""
@@ -11,12 +11,16 @@ def peak_flops(device_name: str) -> float | None:
     return next((rate for part, rate in PEAK_FLOPS.items() if part in device_name), None)
 
 
-def training_flops_per_token(config: ModelConfig) -> float:
+def training_flops_per_token(config: AnyModelConfig) -> float:
     """Count multiplications and additions per token of a training step: forward once, backward twice.
 
     Of the causal part only the half that is visible is counted, of a position code its content and position
     products; recomputation is not counted, as it is not the model's.
     """
+    if isinstance(config, WaveNetConfig):
+        R, S = config.residual, config.skip
+        layer = 2 * (config.kernel * R * 2 * R + R * R + R * S)
+        return 3 * (config.n_layers * layer - 2 * R * R + 2 * S * S + 2 * S * config.vocab_size)
     D, T, V = config.d_model, config.window, config.vocab_size
     total = 0.0
     layers = zip(config.memory_sizes, config.compressed_sizes, config.compression_rates, strict=True)

@@ -23,6 +23,7 @@ from compressive.config import RunConfig, TrainConfig
 from compressive.data.corpus import Corpus, Lanes
 from compressive.evaluation.score import score
 from compressive.generation.generate import generate
+from compressive.model.build import build_model
 from compressive.model.language_model import CompressiveLM
 from compressive.parallel import World
 from compressive.run import Run, pick_device
@@ -56,7 +57,12 @@ def train(run: Run, world: World | None = None) -> int:
             f"vocab_size={config.model.vocab_size}: the corpus {corpus.name} has {corpus.vocab_size} tokens; "
             f"give --model.vocab-size {corpus.vocab_size}"
         )
-    lanes = Lanes(corpus.split("train"), options.batch, *world.lanes(options.batch))
+    if config.model.head == "logistics" and corpus.vocab_size != config.model.vocab_size:
+        raise ValueError(
+            f"head='logistics' over {config.model.vocab_size} codes: the corpus {corpus.name} has {corpus.vocab_size}, "
+            "which would stand for other amplitudes; prepare it with --tokenizer pcm16, or use head softmax"
+        )
+    lanes = Lanes(corpus.split("train"), options.batch, *world.lanes(options.batch), corpus.starts("train"))
     stride = config.model.window * options.unroll
     if lanes.length < stride:
         raise ValueError(
@@ -65,7 +71,7 @@ def train(run: Run, world: World | None = None) -> int:
         )
 
     torch.manual_seed(options.seed)
-    model = CompressiveLM(config.model).to(device).train()
+    model = build_model(config.model).to(device).train()
     model.trunk.use_attention(options.attention)
     take = Step(model, options, world, lanes.count)
     torch.manual_seed(options.seed + world.rank)  # from here on it is dropout that draws
@@ -82,7 +88,7 @@ def train(run: Run, world: World | None = None) -> int:
         _set_rng_state(parts["rng"]) if same else torch.manual_seed(hash((options.seed, step, world.rank)))
 
     late, tally = Late(device), Tally(config, world, step)
-    unit, stopping = "bpc" if corpus.tokenizer.kind == "bytes" else "ppl", False
+    unit, stopping = {"bytes": "bpc", "mulaw": "bits", "pcm16": "bits"}.get(corpus.tokenizer.kind, "ppl"), False
 
     def save(best_value: float | None = None) -> None:
         state: dict[str, Any] = {"step": step, "position": position, "tokens": tokens_read, "best": best}
@@ -97,7 +103,7 @@ def train(run: Run, world: World | None = None) -> int:
     ):
         where = f"from step {step}" if step else f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
         together = f" × {world.size} ({options.parallel})" if world.size > 1 else ""
-        backend = model.trunk.layers[0].attention.chosen(device, PRECISIONS[options.precision])
+        backend = model.trunk.attention_backend(device, PRECISIONS[options.precision])
         how = f"{device}{together}, {options.precision}, {backend} attention"
         how += ", compiled" * options.compile + ", captured" * take.captures
         recorder.say(f"training {run.folder} on {corpus.name}, {how}, {where}")
@@ -115,9 +121,12 @@ def train(run: Run, world: World | None = None) -> int:
             improved = False
             if options.eval_every and (step % options.eval_every == 0 or step == options.steps):
                 with tally.paused():
-                    loss = _evaluate(model, corpus, config, world)
+                    loss = _evaluate(model, corpus, "valid", config, world)
+                    test = _evaluate(model, corpus, "test", config, world) if options.eval_test else None
                 improved, best = loss < best, min(loss, best)
-                recorder.evaluation(step, {"split": "valid", **figures(loss)}, improved)  # type: ignore[dict-item]
+                recorder.evaluation(step, "valid", figures(loss), improved)
+                if test is not None:
+                    recorder.evaluation(step, "test", figures(test))
             if options.sample_every and (step % options.sample_every == 0 or step == options.steps):
                 with tally.paused():
                     _sample(model, corpus, run.folder, step, options, world)
@@ -258,17 +267,20 @@ def peak_gib(device: torch.device) -> float:
 
 
 def _read(lanes: Lanes, position: int, window: int, count: int, device: torch.device) -> Windows:
-    """Copy some windows of every lane to the device, without waiting for it."""
+    """Copy some windows of every lane to the device, without waiting for it; and where clips begin, if it has any."""
 
     def move(views: Iterable[np.ndarray[Any, Any]]) -> Tensor:
         view = np.stack(list(views))
         tokens = torch.from_numpy(view.astype(np.int64) if view.dtype == np.uint32 else view)
         if device.type == "cuda":
             tokens = tokens.pin_memory()
-        return tokens.to(device, non_blocking=True).long()
+        return tokens.to(device, non_blocking=True)
 
-    x, y = zip(*(lanes.window(position + i * window, window) for i in range(count)), strict=True)
-    return Windows(move(x), move(y))
+    places = [position + i * window for i in range(count)]
+    x, y = zip(*(lanes.window(place, window) for place in places), strict=True)
+    starts = [lanes.starts(place, window) for place in places]
+    clips = None if starts[0] is None else move(view for view in starts if view is not None)
+    return Windows(move(x).long(), move(y).long(), clips)
 
 
 def _rng_state(world: World) -> dict[str, Tensor]:
@@ -284,12 +296,13 @@ def _set_rng_state(state: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(tensor) if name.startswith("cuda") else torch.set_rng_state(tensor)
 
 
-def _evaluate(model: CompressiveLM, corpus: Corpus, config: RunConfig, world: World) -> float:
-    """Mean loss on the beginning of the validation split."""
+def _evaluate(model: CompressiveLM, corpus: Corpus, split: str, config: RunConfig, world: World) -> float:
+    """Mean loss on the beginning of a split."""
     options = config.train
-    tokens = corpus.split("valid")[: options.eval_tokens]
+    tokens = corpus.split(split)[: options.eval_tokens]
     lanes = max(1, min(options.batch, len(tokens) // config.model.window))
-    return float(score(model, tokens, lanes=lanes, precision=options.precision, world=world).mean())
+    nats = score(model, tokens, lanes=lanes, precision=options.precision, world=world, clips=corpus.starts(split))
+    return float(nats.mean())
 
 
 def _sample(model: CompressiveLM, corpus: Corpus, folder: Path, step: int, options: TrainConfig, world: World) -> None:
@@ -303,6 +316,11 @@ def _sample(model: CompressiveLM, corpus: Corpus, folder: Path, step: int, optio
         return
     folder = folder / "samples"
     folder.mkdir(exist_ok=True)
+    if corpus.tokenizer.of_sound:
+        from compressive.speech.audio import write_wav
+
+        write_wav(folder / f"step-{step:08d}.wav", corpus.tokenizer.decode([*prompt, *tokens]))
+        return
     text = [corpus.tokenizer.decode(part).decode("utf-8", "replace") for part in (prompt, tokens)]
     (folder / f"step-{step:08d}.txt").write_text(f"[prompt]\n{text[0]}\n[sample]\n{text[1]}\n", "utf-8")
 

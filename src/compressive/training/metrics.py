@@ -67,18 +67,19 @@ class Recorder:
         left = (time.monotonic() - self.began) / max(done, 1) * total
         line = (
             f"step {step}/{self.config.train.steps}  loss {_show(values['loss'], 4)}  "
-            f"{self.unit} {_show(values['bits' if self.unit == 'bpc' else 'perplexity'], 3)}  "
+            f"{self.unit} {_show(values['perplexity' if self.unit == 'ppl' else 'bits'], 3)}  "
             f"compression {_show(values['compression_loss'], 4)}  lr {_show(values['learning_rate'], 2, 'e')}  "
             f"norm {_show(values['gradient_norm'], 2)}  {_show(values['tokens_per_second'], 0)} tok/s  "
             f"mfu {_show(values['utilisation'], 1, '%')}  mem {_show(values['peak_gib'], 2)} GiB  {clock(left)} left"
         )
         self._line(step, line)
 
-    def evaluation(self, step: int, values: dict[str, float | None], best: bool) -> None:
-        """Record an evaluation on the validation split."""
-        self._write("eval", step, values)
-        figure = values["bits" if self.unit == "bpc" else "perplexity"]
-        self.say(f"step {step}  validation {self.unit} {_show(figure, 4)}{'  (best)' if best else ''}")
+    def evaluation(self, step: int, split: str, values: dict[str, float | None], best: bool = False) -> None:
+        """Record an evaluation on a split."""
+        self._write("eval", step, {"split": split, **values})
+        figure = values["perplexity" if self.unit == "ppl" else "bits"]
+        name = "validation" if split == "valid" else split
+        self.say(f"step {step}  {name} {self.unit} {_show(figure, 4)}{'  (best)' if best else ''}")
 
     def _write(self, kind: str, step: int, values: dict[str, Any]) -> None:
         record = {"kind": kind, "step": step, "seconds": round(self.seconds, 3), **values}

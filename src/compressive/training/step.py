@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from compressive.config import TrainConfig
+from compressive.model.embedding import AdaptiveEmbedding
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
 from compressive.parallel import World, local, whole
@@ -26,11 +27,17 @@ class Windows(NamedTuple):
 
     tokens: Tensor
     targets: Tensor
+    starts: Tensor | None  # where new documents begin, if the corpus has such places
+
+    def clone(self) -> Self:
+        """Copy everything."""
+        return type(self)(*(None if x is None else x.clone() for x in self))  # type: ignore[arg-type]
 
     def copy_(self, other: Self) -> None:
         """Take over another one's contents."""
         for mine, its in zip(self, other, strict=True):
-            mine.copy_(its)
+            if mine is not None and its is not None:
+                mine.copy_(its)
 
 
 class Step:
@@ -54,7 +61,8 @@ class Step:
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=options.precision == "bf16")
         self.keep = _keeper(options, self.device)
         # Bands of a vocabulary ask the device which tokens are theirs; gradients of many processes meet elsewhere.
-        self.captures = cuda and options.cuda_graph and world.size == 1 and not model.config.adaptive_cutoffs
+        self.captures = cuda and options.cuda_graph and world.size == 1
+        self.captures &= not isinstance(model.embedding, AdaptiveEmbedding)
         self.captures &= options.parallel != "fsdp"
         self.graphs: dict[tuple[bool, bool], tuple[torch.cuda.CUDAGraph, Windows, Tensor]] = {}
         self.taken: dict[tuple[bool, bool], int] = {}
@@ -79,7 +87,7 @@ class Step:
         if not self.captures or self.taken[kind] <= WARM_UP:
             return self.advance(windows, *kind)
         if kind not in self.graphs:
-            held = Windows(*(x.clone() for x in windows))
+            held = windows.clone()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 row = self.advance(held, *kind)
@@ -94,8 +102,9 @@ class Step:
         options, memory = self.options, self.memory
         task, compression = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         with self.autocast:
-            for x, y in zip(*windows, strict=True):
-                out = self.forward(x, memory, targets=y)
+            for i in range(options.unroll):
+                x, y, starts = (None if part is None else part[i] for part in windows)
+                out = self.forward(x, memory, targets=y, starts=starts)
                 memory = out.memory
                 task = task + out.nll.mean() / options.unroll
                 compression = compression + out.compression_loss / options.unroll

@@ -1,0 +1,108 @@
+"""From 16-bit samples to tokens and back: 8-bit mu-law codes, or the 16 bits themselves.
+
+To a corpus sound is a text whose bytes are 16-bit samples, little-endian, full scale 32,768; no clip is normalised.
+"""
+
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from compressive.data.tokenizer import Ids, Tokenizer, Tokens
+
+RATE = 24_000
+"""Samples per second, always: the paper's."""
+FULL_SCALE = 32_768
+MU = 255
+
+
+def mu_law_edges() -> npt.NDArray[np.float64]:
+    """The 257 amplitudes, of full scale 1, between which the codes lie; the outer two are infinite."""
+    edges = _expand((np.arange(MU + 2) - 0.5) / MU * 2 - 1)
+    edges[[0, -1]] = -np.inf, np.inf
+    return edges
+
+
+def mu_law_amplitudes() -> npt.NDArray[np.float64]:
+    """The amplitude, of full scale 1, that each code stands for."""
+    return _expand(np.arange(MU + 1) / MU * 2 - 1)
+
+
+def _expand(y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    expanded: npt.NDArray[np.float64] = np.sign(y) * ((1.0 + MU) ** np.abs(y) - 1) / MU
+    return expanded
+
+
+def _compress(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    compressed: npt.NDArray[np.float64] = np.sign(x) * np.log1p(MU * np.abs(x)) / np.log1p(MU)
+    return compressed
+
+
+class _SampleTokenizer(Tokenizer):
+    """One token per sample."""
+
+    of_sound = True
+
+    @staticmethod
+    def last_cut(text: bytes) -> int:
+        """Between two samples."""
+        return len(text) // 2 * 2
+
+    def _encode(self, text: bytes, offset: int) -> Tokens:
+        if len(text) % 2:
+            raise ValueError(f"{offset + len(text):,} bytes: expected 16-bit samples, two bytes each")
+        return self._codes(np.frombuffer(text, "<i2").astype(np.int32) + FULL_SCALE)
+
+    def _codes(self, shifted: npt.NDArray[np.int32]) -> Tokens:
+        """Tokens of samples from 0 to 65,535."""
+        raise NotImplementedError
+
+    def _state(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def _restore(cls, state: dict[str, Any]) -> Self:
+        return cls()
+
+
+class MuLawTokenizer(_SampleTokenizer):
+    """256 codes, finer where sound is quiet: sign(x)·ln(1 + 255|x|) / ln 256, rounded."""
+
+    kind = "mulaw"
+
+    def __init__(self) -> None:
+        y = _compress(np.arange(-FULL_SCALE, FULL_SCALE) / FULL_SCALE)
+        self._table = np.floor((y + 1) / 2 * MU + 0.5).astype(np.uint8)
+        levels = np.round(mu_law_amplitudes() * FULL_SCALE)
+        self._levels = np.clip(levels, -FULL_SCALE, FULL_SCALE - 1).astype("<i2")
+
+    @property
+    def vocab_size(self) -> int:
+        """8 bits."""
+        return MU + 1
+
+    def decode(self, ids: Ids) -> bytes:
+        """The samples that the codes stand for."""
+        samples: bytes = self._levels[self._checked(ids)].tobytes()
+        return samples
+
+    def _codes(self, shifted: npt.NDArray[np.int32]) -> Tokens:
+        return self._table[shifted]
+
+
+class PCMTokenizer(_SampleTokenizer):
+    """65,536 codes in the order of their amplitudes; silence is 32,768."""
+
+    kind = "pcm16"
+
+    @property
+    def vocab_size(self) -> int:
+        """16 bits."""
+        return 2 * FULL_SCALE
+
+    def decode(self, ids: Ids) -> bytes:
+        """The samples themselves."""
+        return (self._checked(ids).astype(np.int32) - FULL_SCALE).astype("<i2").tobytes()
+
+    def _codes(self, shifted: npt.NDArray[np.int32]) -> Tokens:
+        return shifted.astype(np.uint16)
