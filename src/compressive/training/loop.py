@@ -100,7 +100,7 @@ def train(run: Run, world: World | None = None) -> int:
     with (
         Recorder(run.folder, config, step, seconds, unit, world.is_first) as recorder,
         checkpoint.Saver(run.checkpoints, world) as saver,
-        _signals() as signals,
+        noted_signals() as signals,
     ):
         where = f"from step {step}" if step else f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
         together = f" × {world.size} ({options.parallel})" if world.size > 1 else ""
@@ -408,7 +408,7 @@ def _sample(model: CompressiveLM, corpus: Corpus, folder: Path, step: int, optio
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[signal.Signals]]:
+def noted_signals() -> Iterator[list[signal.Signals]]:
     """Note SIGINT and SIGTERM instead of dying of them; a second one acts as usual."""
     received: list[signal.Signals] = []
 
