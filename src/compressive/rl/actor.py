@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,33 +11,11 @@ from compressive.model.records import SHARED, TensorRecord
 from compressive.rl import dice
 from compressive.rl.agent import Agent
 from compressive.rl.config import LearnConfig
-from compressive.rl.rooms import Transition
+from compressive.rl.players import draw
+from compressive.rl.task import Task, Transition
 
 OUTCOMES = ("return", "episodes", "right", "wrong")
 """What is counted while playing: the sum of returns of episodes that ended, how many did, and choices."""
-
-
-class Task(Protocol):
-    """Lanes of something to act in; a lane whose episode has ended begins another by itself."""
-
-    n_actions: int
-    lanes: int
-
-    @property
-    def observation_shape(self) -> tuple[int, ...]:
-        """Pictures (H, W, C) of bytes, or vectors (n,)."""
-
-    def reset(self, seed: int | None = None) -> Tensor:
-        """Begin anew in every lane; give the observations, (B, ...)."""
-
-    def step(self, action: Tensor) -> Transition:
-        """Take one action per lane."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """All that is needed to go on; nothing where a task cannot."""
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from there."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +32,7 @@ class Unroll(TensorRecord):
 
 
 class Actor:
-    """Plays a task with an agent, into buffers that are there from the beginning; nothing in it waits for the device."""
+    """Plays a task with an agent, into buffers that are there from the beginning; nothing waits for the device."""
 
     def __init__(self, task: Task, agent: Agent, options: LearnConfig, device: torch.device, seed: int) -> None:
         self.task, self.agent = task, agent
@@ -87,7 +65,8 @@ class Actor:
                 start = self.start[:, t]
                 x = self.inputs(self.observation[:, t], self.action[:, t], self.reward[:, t], start)
                 logits, acting = self.agent.act(x, acting, start)
-                action = self._draw(logits)
+                self.clock = self.clock + 1
+                action = draw(logits, self.key, self.clock, self.choices)
                 transition = self.task.step(action)
                 self.logits[:, t] = logits
                 self.observation[:, t + 1] = transition.observation
@@ -112,12 +91,6 @@ class Actor:
             getattr(self, name)[:, -1] = value
         for name, value in parts["actor"].items():
             setattr(self, name, value)
-
-    def _draw(self, logits: Tensor) -> Tensor:
-        """Draw an action per lane from its probabilities, by Gumbel's trick."""
-        self.clock = self.clock + 1
-        noise = dice.uniform(self.key[:, None], self.clock * len(self.choices) + self.choices)
-        return (logits - (-noise.log()).log()).argmax(dim=1)
 
     def _count(self, transition: Transition) -> Tensor:
         done, returns = transition.done, self.returns + transition.reward

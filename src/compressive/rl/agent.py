@@ -1,6 +1,6 @@
 """The agent's network: what it sees, its last reward and action, a memory, a policy and a value.
 
-    B  lanes    T  steps of an unroll, the model's window    A  actions
+B  lanes    T  steps of an unroll, the model's window    A  actions
 """
 
 from collections.abc import Sequence

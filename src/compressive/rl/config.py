@@ -73,7 +73,9 @@ class LearnConfig:
     """How to learn: IMPALA with the paper's learning rate and entropy cost by default."""
 
     steps: int = 100_000_000
-    """How many steps to act, all lanes together; an update takes lanes × window of them."""
+    """How many steps to act, all lanes together; an unroll takes lanes × window of them."""
+    batch: int = 32
+    """Lanes that one update learns from; the lanes of an unroll are learnt from in parts of so many."""
     minutes: float = 0.0
     """Stop and save after so many minutes; 0: only `steps` ends the run."""
     optimiser: Optimiser = "rmsprop"
@@ -105,9 +107,9 @@ class LearnConfig:
     seed: int = 0
     """Seed of the weights, the task and the policy."""
     log_every: int = 10
-    """Updates between lines of metrics."""
+    """Unrolls between lines of metrics."""
     checkpoint_every: int = 200
-    """Updates between checkpoints."""
+    """Unrolls between checkpoints."""
     tensorboard: bool = False
     """Also write metrics for TensorBoard."""
     wandb: bool = False
@@ -140,11 +142,25 @@ class AgentRun:
             )
         if self.train.actors and self.task.lanes % self.train.actors:
             raise ValueError(f"lanes={self.task.lanes}: {self.train.actors} actors cannot share them evenly")
+        if self.lanes_per_source % self.batch:
+            raise ValueError(
+                f"batch={self.train.batch}: expected a divisor of {self.lanes_per_source}, the lanes of an unroll"
+            )
 
     @property
     def memory(self) -> ModelConfig:
         """The trunk of the agent's memory: with core `txl` it has nothing compressed."""
         return dataclasses.replace(self.model, compressed_size=0) if self.agent.core == "txl" else self.model
+
+    @property
+    def lanes_per_source(self) -> int:
+        """Lanes of one unroll: all of them, or those of one actor."""
+        return self.task.lanes // max(1, self.train.actors)
+
+    @property
+    def batch(self) -> int:
+        """Lanes of one update: at most those of an unroll."""
+        return min(self.train.batch, self.lanes_per_source)
 
     @classmethod
     def from_preset(cls, name: str) -> Self:

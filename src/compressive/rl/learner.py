@@ -16,7 +16,7 @@ FIGURES = (
     "loss", "policy_loss", "baseline_loss", "entropy", "compression_loss",
     "ratio", "gradient_norm", "compressor_gradient_norm", "finite",
 )  # fmt: skip
-"""What an update gives to report, in this order."""
+"""What an update gives to report, in this order; the last is whether all of it was finite."""
 
 
 def shaped(reward: Tensor, shape: RewardShape, scale: float) -> Tensor:
@@ -89,6 +89,7 @@ def _norm(parameters: Sequence[nn.Parameter], like: Tensor) -> Tensor:
 def _optimiser(parameters: list[nn.Parameter], options: LearnConfig) -> torch.optim.Optimizer:
     """With its state there from the beginning, so that a checkpoint can be read into it."""
     optimiser: torch.optim.Optimizer
+    moments: tuple[str, ...]
     if options.optimiser == "adam":
         moments = ("exp_avg", "exp_avg_sq")
         optimiser = torch.optim.Adam(parameters, lr=options.learning_rate, eps=options.epsilon, fused=True)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 SHAPES = (
-    "disc", "square", "triangle", "diamond", "ring", "plus", "cross", "star", "crescent", "hourglass", "hexagon", "arch",
+    "disc", "square", "triangle", "diamond", "ring", "plus", "cross", "star", "crescent", "hourglass", "hexagon",
+    "arch",
 )  # fmt: skip
 VARIANTS = ("plain", "striped", "spotted")
 COUNT = len(SHAPES) * len(VARIANTS)

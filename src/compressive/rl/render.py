@@ -12,9 +12,8 @@ from compressive.rl.objects import SIDE, pictures
 
 _NEAR = 1.0
 """Nothing nearer than this is drawn, in units."""
-_ORANGE, _BLUE, _GREY, _PAD, _SKY = (
-    (0.93, 0.52, 0.16), (0.18, 0.34, 0.78), (0.45, 0.45, 0.45), (0.35, 0.9, 0.45), (0.62, 0.8, 0.95),
-)  # fmt: skip
+_ORANGE, _BLUE, _GREY, _PAD, _SKY = range(5)
+_MATERIALS = ((0.93, 0.52, 0.16), (0.18, 0.34, 0.78), (0.45, 0.45, 0.45), (0.35, 0.9, 0.45), (0.62, 0.8, 0.95))
 
 
 class Renderer:
@@ -26,16 +25,17 @@ class Renderer:
         self.across = ((torch.arange(width, device=device) + 0.5) - half) / half  # (W,), right is positive
         self.down = ((torch.arange(height, device=device) + 0.5) - height / 2) / half  # (H,)
         self.faces_x, self.faces_y = (torch.tensor(faces, device=device).T for faces in layout.FACES)  # (3, faces)
-        self.pictures = (pictures() * 255).to(device).flatten(0, 2)
-        colours = torch.tensor([_ORANGE, _BLUE, _GREY, _PAD, _SKY], device=device) * 255
-        self.orange, self.blue, self.grey, self.pad, self.sky = colours.unbind()
+        drawn = pictures().flatten(0, 2)
+        # One table of all colours: first the materials, then every pixel of every object.
+        self.colours = torch.cat([torch.tensor(_MATERIALS), drawn[:, :3]]).to(device) * 255
+        self.solid = (drawn[:, 3] > 0).to(device)
 
     def __call__(
         self, x: Tensor, y: Tensor, angle: Tensor, kinds: Tensor, places: Tensor, shown: Tensor, corridor: Tensor
     ) -> Tensor:
         """Give views (B, H, W, 3), uint8, from x, y and angle (B,).
 
-        kinds (B, O), which objects; places (B, O, 2), where; shown (B, O), whether; corridor (B,), whose walls are grey.
+        kinds (B, O), which objects; places (B, O, 2), where; shown (B, O), whether; corridor (B,), grey.
         """
         forward_x, forward_y = angle.cos()[:, None], angle.sin()[:, None]
         ray_x = forward_x + self.across * forward_y  # (B, W): right of (cos, sin) is (sin, -cos)
@@ -46,8 +46,8 @@ class Renderer:
         d, down = depth[:, None], self.down[:, None]
         up = layout.EYE - down * d  # (B, H, W): height of the wall's point behind a pixel
         panel = ((along / 32).floor()[:, None] + (up / 32).floor()) % 2
-        shade = (0.75 + 0.25 * facing_x[:, None]) * (0.85 + 0.15 * panel) * (1 - d / 1200)
-        wall = torch.where(corridor[:, None], self.grey, self.blue)[:, None, None] * shade[..., None]
+        shade = ((0.75 + 0.25 * facing_x) * (1 - depth / 1200))[:, None] * (0.85 + 0.15 * panel)
+        wall = torch.where(corridor, _GREY, _BLUE)[:, None, None]
 
         # The floor: where a ray below the horizon meets it; squares of 64 units.
         reach = layout.EYE / down.clamp(min=1e-3)  # (H, 1)
@@ -56,14 +56,16 @@ class Renderer:
         square = ((floor_x / 64).floor() + (floor_y / 64).floor()) % 2
         on_pad = (floor_x > layout.PAD.left) & (floor_x < layout.PAD.right)
         on_pad = on_pad & (floor_y > layout.PAD.bottom) & (floor_y < layout.PAD.top)
-        floor = torch.where(on_pad[..., None], self.pad, self.orange * (0.85 + 0.15 * square[..., None]))
-        floor = floor * (1 - reach / 1200).clamp(min=0.3)[..., None]
-        sky = self.sky * (1 + 0.3 * down)[..., None]  # lighter towards the horizon
+        floor_shade = (0.85 + 0.15 * square) * (1 - reach / 1200).clamp(min=0.3)
 
-        view = torch.where((up < 0)[..., None], floor, torch.where((up > layout.WALL)[..., None], sky, wall))
+        is_floor, is_sky = up < 0, up > layout.WALL
+        material = torch.where(is_floor, torch.where(on_pad, _PAD, _ORANGE), torch.where(is_sky, _SKY, wall))
+        shade = torch.where(is_floor, floor_shade, torch.where(is_sky, 1 + 0.3 * down, shade))  # lighter at the horizon
         for i in range(kinds.shape[1]):
-            view = self._draw(view, depth, x, y, forward_x, forward_y, kinds[:, i], places[:, i], shown[:, i])
-        return view.to(torch.uint8)
+            pixel, seen = self._object(depth, x, y, forward_x, forward_y, kinds[:, i], places[:, i], shown[:, i])
+            material = torch.where(seen, len(_MATERIALS) + pixel, material)
+            shade = torch.where(seen, 1.0, shade)
+        return (self.colours[material] * shade[..., None]).to(torch.uint8)
 
     def _walls(self, x: Tensor, y: Tensor, ray_x: Tensor, ray_y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Depth of the nearest wall in each column, where along it the ray hits, and whether it faces along x."""
@@ -82,9 +84,8 @@ class Renderer:
         facing_x = depth_x < depth_y
         return torch.minimum(depth_x, depth_y), torch.where(facing_x, along_x, along_y), facing_x
 
-    def _draw(
+    def _object(
         self,
-        view: Tensor,
         depth: Tensor,
         x: Tensor,
         y: Tensor,
@@ -93,8 +94,8 @@ class Renderer:
         kind: Tensor,
         place: Tensor,
         shown: Tensor,
-    ) -> Tensor:
-        """Put an object into the views, where no wall is before it."""
+    ) -> tuple[Tensor, Tensor]:
+        """Which pixel of an object's picture is behind each pixel of the view, and whether it is seen, (B, H, W)."""
         to_x, to_y = place[:, :1] - x[:, None], place[:, 1:] - y[:, None]
         ahead = to_x * forward_x + to_y * forward_y  # (B, 1)
         aside = to_x * forward_y - to_y * forward_x
@@ -102,7 +103,6 @@ class Renderer:
         down = (self.down * ahead - (layout.EYE - layout.OBJECT_HEIGHT)) / layout.OBJECT  # (B, H)
         column = ((across + 1) * (SIDE / 2)).clamp(0, SIDE - 1).long()
         row = ((down + 1) * (SIDE / 2)).clamp(0, SIDE - 1).long()
-        texel = self.pictures[(kind[:, None, None] * SIDE + row[:, :, None]) * SIDE + column[:, None]]
-        columns = (across.abs() < 1) & (ahead > _NEAR) & (ahead < depth) & shown[:, None]
-        seen = columns[:, None] & (down.abs() < 1)[:, :, None] & (texel[..., 3] > 0)
-        return torch.where(seen[..., None], texel[..., :3], view)
+        pixel = ((kind[:, None] * SIDE + row) * SIDE)[:, :, None] + column[:, None]
+        columns = (across.abs() < 1) & (ahead > _NEAR) & (ahead < depth) & shown[:, None]  # no wall before it
+        return pixel, columns[:, None] & (down.abs() < 1)[:, :, None] & self.solid[pixel]

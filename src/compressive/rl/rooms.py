@@ -1,18 +1,18 @@
 """The task: see an object, leave the room, pick the one that was not there; many lanes at once, as a tensor program.
 
-After DMLab-30's rooms_select_nonmatching_object, from facts about it (`layout`). An episode has its object. In each trial the
-first room shows it, left or right; the pad in the middle gives +1 and leads to the second room, which shows it again,
-beside another: the other one gives +10, the same one -10, and either begins the next trial. Time alone ends an episode.
+After DMLab-30's rooms_select_nonmatching_object, from facts about it (`layout`). An episode has its object. In each
+trial the first room shows it, left or right; the pad in the middle gives +1 and leads to the second room, which shows
+it again, beside another: the other one gives +10, the same one -10, and either begins the next trial. Time alone ends
+an episode.
 
-Departures: players have no inertia, and a step moves them once, by four frames' way, after turning. With `delays` the pad
-leads through a corridor, for so many steps whatever is done there; an episode is then one trial.
+Departures: players have no inertia, and a step moves them once, by four frames' way, after turning. With `delays` the
+pad leads through a corridor, for so many steps whatever is done there; an episode is then one trial.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from compressive.model.records import TensorRecord
 from compressive.rl import dice, layout
 from compressive.rl.config import TaskConfig
 from compressive.rl.render import Renderer
+from compressive.rl.task import Transition
 
 ACTIONS = (
     "forward", "back", "strafe left", "strafe right", "look left", "look right",
@@ -37,16 +38,6 @@ _DRAWS = 8
 def human_normalised(score: float) -> float:
     """A score as a share of the way from random to human play."""
     return (score - RANDOM) / (HUMAN - RANDOM)
-
-
-class Transition(NamedTuple):
-    """What a step of any task gives, lane by lane; a lane whose episode ended shows the next one's beginning."""
-
-    observation: Tensor  # (B, ...)
-    reward: Tensor  # (B,)
-    done: Tensor  # (B,), bool: the episode ended with this step
-    right: Tensor  # (B,), bool: a right choice was made; where a task knows of such
-    wrong: Tensor  # (B,), bool
 
 
 @dataclass(frozen=True)
@@ -78,7 +69,7 @@ class Rooms:
         self, config: TaskConfig, seed: int = 0, device: torch.device | str = "cpu", compile: bool = False
     ) -> None:
         self.config, self.lanes = config, config.lanes
-        self.observation_shape = (config.height, config.width, 3)
+        self.observation_shape: tuple[int, ...] = (config.height, config.width, 3)
         self.renderer = Renderer(config.width, config.height, device)
         self.delays = torch.tensor(config.delays, device=device)
         self.places = torch.tensor([layout.EXAMPLES, layout.CHOICES], device=device)  # (rooms, sides, 2)
@@ -112,8 +103,9 @@ class Rooms:
     def first_state(self, key: Tensor) -> RoomsState:
         """Every lane at the beginning of its first episode."""
         zeros, no = torch.zeros_like(key), torch.zeros_like(key, dtype=torch.bool)
-        place = zeros.float()
-        blank = RoomsState(place, place, place, *[zeros] * 7, no, no, key, zeros)
+        numbers = dict.fromkeys(("room", "time", "limit", "delay", "waiting", "match", "other", "clock"), zeros)
+        places = dict.fromkeys(("x", "y", "angle"), zeros.float())
+        blank = RoomsState(**places, **numbers, example_left=no, match_left=no, key=key)
         return self._begin(blank, everyone := ~no, everyone)
 
     def advance(self, state: RoomsState, action: Tensor) -> tuple[RoomsState, Transition]:

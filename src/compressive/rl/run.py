@@ -8,9 +8,9 @@ from typing import Self
 
 import torch
 
-from compressive.rl.actor import Task
 from compressive.rl.agent import Agent
 from compressive.rl.config import AgentRun
+from compressive.rl.task import Task
 from compressive.training import checkpoint
 
 

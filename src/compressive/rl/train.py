@@ -16,11 +16,10 @@ from torch import Tensor
 
 from compressive.rl.actor import OUTCOMES, Actor, Unroll
 from compressive.rl.agent import Agent
-from compressive.rl.config import AgentRun
 from compressive.rl.learner import FIGURES, Learner
 from compressive.rl.rooms import human_normalised
 from compressive.rl.run import AgentFolder
-from compressive.rl.tasks import build_task
+from compressive.rl.task import build_task
 from compressive.run import pick_device
 from compressive.training import checkpoint
 from compressive.training.loop import (
@@ -55,7 +54,6 @@ def train(run: AgentFolder) -> int:
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True  # pictures are always of one size
     torch.manual_seed(options.seed)
-    lanes = config.task.lanes // max(1, options.actors)  # of one source
     source: Source
     if options.actors:
         from compressive.rl.remote import RemoteActors, task_shapes
@@ -78,7 +76,8 @@ def train(run: AgentFolder) -> int:
         if kept:
             source.load_state_dict(kept)
 
-    per_update = lanes * config.memory.window
+    per_unroll = config.lanes_per_source * config.memory.window
+    parts_of = torch.arange(config.lanes_per_source, device=device).split(config.batch)
     late, tally, stopping, out_of_time = Late(device), Tally(device, step), False, False
     with (
         contextlib.closing(source) if options.actors else contextlib.nullcontext(),  # type: ignore[type-var]
@@ -92,20 +91,21 @@ def train(run: AgentFolder) -> int:
             f"training {run.folder} on {config.task.name}, {config.task.lanes} lanes, core {config.agent.core}, "
             f"{device}{apart}, {options.precision}, {where}"
         )
-        update = step // per_update
+        unrolls = step // per_unroll
         while step < options.steps and not stopping and not out_of_time:
             unroll = source.unroll()
-            figures = learner.update(unroll)
-            step, update = step + per_update, update + 1
+            figures = torch.stack([learner.update(unroll.select(lanes)) for lanes in parts_of])
+            step, unrolls = step + per_unroll, unrolls + 1
+            figures = torch.cat([figures[:, :-1].mean(dim=0), figures[:, -1:].amin(dim=0)])  # finite if all are
             tally.add(step, late.exchange(torch.cat([figures, unroll.outcomes])))
 
             last = step >= options.steps
             stopping = bool(signals)
             out_of_time = 0 < options.minutes * 60 <= recorder.seconds
-            if update % options.log_every == 0 or last or stopping or out_of_time:
+            if unrolls % options.log_every == 0 or last or stopping or out_of_time:
                 tally.add(step, late.flush())
                 recorder.train(step, tally.take(step))
-            if update % options.checkpoint_every == 0 or last or stopping or out_of_time:
+            if unrolls % options.checkpoint_every == 0 or last or stopping or out_of_time:
                 with tally.paused():
                     parts = learner.state_dict() | source.state_dict()
                     state = {"step": step, "seconds": recorder.seconds, "actors": options.actors}
@@ -137,11 +137,13 @@ class Tally:
         self.rows.append(row)
         self.in_a_row = 0 if row[FIGURES.index("finite")] else self.in_a_row + 1
         if self.in_a_row:
-            warn(f"loss {row[0]:.3g}, gradient norm {row[FIGURES.index('gradient_norm')]:.3g} about step {step}: skipped")
+            warn(
+                f"loss {row[0]:.3g}, gradient norm {row[FIGURES.index('gradient_norm')]:.3g} about step {step}: skipped"
+            )
         if self.in_a_row >= PATIENCE:
             raise DivergedError(
-                f"no finite loss or gradient for {PATIENCE} updates in a row, about step {step}; the last checkpoint is "
-                "good: lower train.learning-rate or train.clip, or try train.precision fp32"
+                f"no finite loss or gradient for {PATIENCE} updates in a row, about step {step}; the last checkpoint "
+                "is good: lower train.learning-rate or train.clip, or try train.precision fp32"
             )
 
     @contextlib.contextmanager

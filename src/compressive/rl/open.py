@@ -1,0 +1,27 @@
+"""From a word on the command line to someone who plays and what is played."""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from compressive.rl.config import TaskConfig
+from compressive.rl.players import AgentPlayer, OraclePlayer, Player, RandomPlayer
+from compressive.rl.run import AgentFolder
+from compressive.rl.task import Task, build_task
+
+
+def open_player(
+    name: str, lanes: int, seed: int, device: torch.device, greedy: bool = False, delays: tuple[int, ...] | None = None
+) -> tuple[Task, Player, str]:
+    """Give the task, the player and its description: `random` and `oracle` play the rooms, a run plays its own task."""
+    run = None if name in ("random", "oracle") else AgentFolder.open(Path(name))
+    config = TaskConfig() if run is None else run.config.task
+    config = dataclasses.replace(config, lanes=lanes, delays=config.delays if delays is None else delays)
+    task = build_task(config, seed, device)
+    if run is not None:
+        agent, step = run.agent(task, device)
+        return task, AgentPlayer(agent, task, seed, device, greedy), f"{name}, step {step}"
+    if name == "oracle":
+        return task, OraclePlayer(task), name
+    return task, RandomPlayer(task, seed, device), name
