@@ -153,6 +153,13 @@ def test_a_delay_is_a_corridor_and_an_episode_one_trial():
     assert task.step(everyone).done.all()
 
 
+def test_one_trial_can_be_had_without_a_delay():
+    task = rooms(one_trial=True)
+    place(task, room=SECOND, x=590.0, y=64.0)
+    assert task.step(actions(FIRE)).done.all()
+    assert task.limit == 180
+
+
 def test_the_same_seed_gives_the_same_play():
     def play(seed, lanes):
         task = rooms(lanes=lanes, seed=seed, width=16, height=12)
@@ -193,7 +200,7 @@ def test_chance_is_near_the_published_score():
     print(f"random: {found.mean:.3f} ({low:.3f} to {high:.3f}), published {RANDOM}")
     assert found.margin < 0.25
     assert abs(human_normalised(found.mean)) < 0.01
-    share, low, high = found.accuracy
+    _, low, high = found.accuracy
     assert low < 0.5 < high
 
 

@@ -32,6 +32,8 @@ class TaskConfig:
     """How long an episode lasts, at 15 steps a second."""
     delays: tuple[int, ...] = (0,)
     """Steps in a corridor between the rooms, drawn for each episode; if any is above 0, an episode is one trial."""
+    one_trial: bool = False
+    """An episode ends with its first choice, also without a delay."""
     speed: float = 320.0
     """How fast the player walks, in units a second."""
     turn: float = 8.4
@@ -46,6 +48,11 @@ class TaskConfig:
             raise ValueError(f"delays={self.delays}: expected one or more whole numbers of at least 0")
         if self.speed > 960:
             raise ValueError(f"speed={self.speed}: expected at most 960, or a step would leap over the pad")
+
+    @property
+    def ends_with_choice(self) -> bool:
+        """Whether an episode is one trial."""
+        return self.one_trial or any(self.delays)
 
 
 @dataclass(frozen=True)

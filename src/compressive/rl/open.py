@@ -12,12 +12,24 @@ from compressive.rl.task import Task, build_task
 
 
 def open_player(
-    name: str, lanes: int, seed: int, device: torch.device, greedy: bool = False, delays: tuple[int, ...] | None = None
+    name: str,
+    lanes: int,
+    seed: int,
+    device: torch.device,
+    greedy: bool = False,
+    delays: tuple[int, ...] | None = None,
+    shown: bool = False,
 ) -> tuple[Task, Player, str]:
-    """Give the task, the player and its description: `random` and `oracle` play the rooms, a run plays its own task."""
+    """Give the task, the player and its description: `random` and `oracle` play the rooms, a run plays its own task.
+
+    Those two do not look, so they get small pictures, unless these are to be shown.
+    """
     run = None if name in ("random", "oracle") else AgentFolder.open(Path(name))
-    config = TaskConfig() if run is None else run.config.task
-    config = dataclasses.replace(config, lanes=lanes, delays=config.delays if delays is None else delays)
+    blind = TaskConfig() if shown else TaskConfig(width=4, height=3)
+    config = blind if run is None else run.config.task
+    one_trial = config.ends_with_choice  # stays so if other delays are asked for, none among them
+    delays = config.delays if delays is None else delays
+    config = dataclasses.replace(config, lanes=lanes, delays=delays, one_trial=one_trial)
     task = build_task(config, seed, device)
     if run is not None:
         agent, step = run.agent(task, device)

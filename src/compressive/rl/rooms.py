@@ -73,7 +73,6 @@ class Rooms:
         self.renderer = Renderer(config.width, config.height, device)
         self.delays = torch.tensor(config.delays, device=device)
         self.places = torch.tensor([layout.EXAMPLES, layout.CHOICES], device=device)  # (rooms, sides, 2)
-        self.one_trial = any(config.delays)
         self.stride = config.speed * FRAMES_PER_STEP / FRAMES_PER_SECOND
         self.turn = math.radians(config.turn)
         self.limit = round(config.seconds * FRAMES_PER_SECOND / FRAMES_PER_STEP)
@@ -143,7 +142,7 @@ class Rooms:
         )
         chosen = right | wrong
         done = state.time >= state.limit
-        if self.one_trial:
+        if self.config.ends_with_choice:
             done = done | chosen
         state = self._begin(state, chosen | done, done)
         return state, Transition(self.observe(state), reward, done, right, wrong)

@@ -71,8 +71,9 @@ def train(run: AgentFolder) -> int:
     if (saved := checkpoint.latest(run.checkpoints)) is not None:
         step, seconds = saved.state["step"], saved.state["seconds"]
         kept = {} if options.actors or saved.state["actors"] else source.state_dict()
-        parts = learner.state_dict() | kept
-        saved.fill({name: part for name, part in parts.items() if part})
+        # What is empty may be one tensor under many names: each needs its own to be read into.
+        kept = {part: {name: tensor.clone() for name, tensor in tensors.items()} for part, tensors in kept.items()}
+        saved.fill(_not_empty(learner.state_dict() | kept))
         if kept:
             source.load_state_dict(kept)
 
@@ -107,9 +108,8 @@ def train(run: AgentFolder) -> int:
                 recorder.train(step, tally.take(step))
             if unrolls % options.checkpoint_every == 0 or last or stopping or out_of_time:
                 with tally.paused():
-                    parts = learner.state_dict() | source.state_dict()
                     state = {"step": step, "seconds": recorder.seconds, "actors": options.actors}
-                    saver.save(step, {name: part for name, part in parts.items() if part}, state)
+                    saver.save(step, _not_empty(learner.state_dict() | source.state_dict()), state)
         saver.wait()  # the last one is the one that must not fail
         if stopping:
             recorder.say(f"saved step {step} after {signals[0].name}; continue with --resume")
@@ -202,6 +202,10 @@ class EpisodeRecorder(Recorder):
             f"norm {show(values['gradient_norm'], 2)}  {show(values['steps_per_second'], 0)} steps/s  "
             f"mem {show(values['peak_gib'], 2)} GiB  {clock(self.left(step))} left",
         )
+
+
+def _not_empty(parts: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    return {name: part for name, part in parts.items() if part}
 
 
 def _number(value: float) -> float | None:
