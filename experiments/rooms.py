@@ -2,7 +2,7 @@
 
     python experiments/rooms.py --minutes 8 --results experiments/results/rooms-h200.json
     python experiments/rooms.py --minutes 16 --results experiments/results/rooms-h200.json    # goes on where it stopped
-    python experiments/rooms.py --core lstm --delays 0 64 128 256 --seed 1 --minutes 8 --out runs/lstm --results lstm.json
+    python experiments/rooms.py --core lstm --delays 0 64 128 256 --out runs/lstm --results lstm.json
 
 Needs neither Gymnasium nor Ray nor tyro. `--minutes` is the whole run's, earlier sittings included. Resuming with
 other values than the run began with is refused.

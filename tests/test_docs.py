@@ -34,6 +34,7 @@ def test_the_readme_s_commands_are_understood(line, tmp_path, monkeypatch):
     done = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("compressive.training.loop.train", lambda run, world: done.append(run) or 0)
+    monkeypatch.setattr("compressive.rl.train.train", lambda run: done.append(run) or 0)
     for module, function in (
         ("evaluate", "evaluate"),
         ("generate", "generate"),
@@ -45,6 +46,8 @@ def test_the_readme_s_commands_are_understood(line, tmp_path, monkeypatch):
         ("pg19.verify", "verify"),
         ("pg19.stats", "stats"),
         ("pg19.topics", "topics"),
+        ("rl.evaluate", "evaluate"),
+        ("rl.watch", "watch"),
     ):
         monkeypatch.setattr(f"compressive.cli.{module}.{function}", lambda options, *_: done.append(options) or 0)
     assert main(shlex.split(line)) == 0

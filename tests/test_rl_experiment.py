@@ -12,7 +12,8 @@ BLOCK = "import sys\nfor name in ('gymnasium', 'ray', 'tyro', 'tokenizers', 'PIL
 
 def run(script, *words):
     """Run a script as it would be, with the packages that it must not need out of reach."""
-    code = f"{BLOCK}import runpy; sys.argv = {[script, *map(str, words)]!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    words = [script, *map(str, words)]
+    code = f"{BLOCK}import runpy; sys.argv = {words!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
     return subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
