@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--entropy-cost", type=float)
+    parser.add_argument("--reward", choices=("scaled", "asymmetric"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--fp32", action="store_true", help="no bf16")
@@ -75,6 +76,7 @@ def configure(options: argparse.Namespace) -> AgentRun:
         batch=options.batch,
         learning_rate=options.learning_rate,
         entropy_cost=options.entropy_cost,
+        reward=options.reward,
         seed=options.seed,
         compile=False if options.eager else None,
         precision="fp32" if options.fp32 else None,

@@ -80,6 +80,8 @@ gymnasium.register("tests/Corridor-v0", entry_point=Corridor)
 
 
 def test_any_id_with_pictures_can_be_played():
+    ours = GymnasiumTask(TaskConfig("compressive.rl.gym:compressive/Rooms-v0", lanes=2), 0, CPU)
+    assert (ours.observation_shape, ours.n_actions) == ((72, 96, 3), 9)
     task = GymnasiumTask(TaskConfig("tests/Corridor-v0", lanes=3), 0, CPU)
     assert (task.observation_shape, task.n_actions) == ((6, 8, 1), 2)
     assert task.reset().dtype == torch.uint8

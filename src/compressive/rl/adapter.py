@@ -1,6 +1,5 @@
 """Anything that Gymnasium has, as lanes for our agent: pictures or vectors to see, a few actions to choose from."""
 
-import dataclasses
 from typing import Any
 
 import gymnasium
@@ -68,13 +67,4 @@ def _make(config: TaskConfig) -> gymnasium.Env[Any, Any]:
         from compressive.rl.lab import LabEnv
 
         return LabEnv(config.name.removeprefix(LAB), config.width, config.height)
-    if config.name.startswith("compressive/"):
-        import compressive.rl.gym  # noqa: F401  # makes the ids known
-
-        return gymnasium.make(config.name, **_rooms(config))
     return gymnasium.make(config.name)
-
-
-def _rooms(config: TaskConfig) -> dict[str, Any]:
-    """The rooms' own values."""
-    return {k: v for k, v in dataclasses.asdict(config).items() if k not in ("name", "lanes")}

@@ -19,7 +19,7 @@ class TaskConfig:
     """What to act in; all but the name and the lanes is about the rooms."""
 
     name: str = "rooms"
-    """rooms; lab:LEVEL where deepmind_lab is installed; or the id of a Gymnasium environment."""
+    """rooms; lab:LEVEL where deepmind_lab is installed; or a Gymnasium environment, as ID or as MODULE:ID."""
     lanes: int = 32
     """How many copies are played side by side."""
     width: int = 96
