@@ -93,9 +93,10 @@ def report(run: AgentFolder, episodes: int) -> dict[str, object]:
     """How well it plays, with each delay apart, how fast it learnt, and the curve."""
     device, played = pick_device(run.config.train.device), {}
     for delay in run.config.task.delays:
-        task, player, about = open_player(str(run.folder), min(256, episodes), 10**6, device, delays=(delay,))
+        lanes = min(256, episodes)
+        task, player, about, comparable = open_player(str(run.folder), lanes, 10**6, device, delays=(delay,))
         began = time.monotonic()
-        found = evaluate(task, player, episodes, seed=10**6).as_dict()
+        found = evaluate(task, player, episodes, 10**6, comparable).as_dict()
         played[str(delay)] = found | {"player": about, "seconds": time.monotonic() - began}
     rows = curve(run.folder)
     speeds = sorted(row["steps_per_second"] for row in rows[1:] or rows)

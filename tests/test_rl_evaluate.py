@@ -52,6 +52,8 @@ def test_intervals_are_right():
     share, low, high = found.accuracy
     assert (share, round(low, 3), round(high, 3)) == (0.6, 0.502, 0.691)  # Wilson's, from a table
     assert Evaluation([0.0, 0.0], 0, 0).accuracy is None
+    assert Evaluation([65.9, 65.9], 0, 0, comparable=True).human_normalised == pytest.approx(1)
+    assert Evaluation([65.9, 65.9], 0, 0).human_normalised is None
 
 
 @pytest.mark.parametrize("core", ["compressive", "lstm"])
@@ -78,9 +80,9 @@ def test_a_trained_agent_plays_as_it_acted(core):
 
 
 def test_an_episode_is_drawn_with_its_map(tmp_path):
-    task, player, about = open_player("oracle", 1, 0, CPU, delays=(5,), shown=True)
+    task, player, about, comparable = open_player("oracle", 1, 0, CPU, delays=(5,), shown=True)
     frames, total = watch(task, player, seed=3)
-    assert (about, total) == ("oracle", 11)
+    assert (about, total, comparable) == ("oracle", 11, False)  # a delay is not in the original
     assert len({frame.shape for frame in frames}) == 1
     height, width, _ = frames[0].shape
     assert width > 96 * 4  # the view and, beside it, the map
@@ -96,10 +98,11 @@ def test_an_episode_is_drawn_with_its_map(tmp_path):
 
 
 def test_who_does_not_look_is_not_shown_much():
-    task, player, _ = open_player("random", 4, 0, CPU)
+    task, player, _, comparable = open_player("random", 4, 0, CPU)
     assert isinstance(player, RandomPlayer)
     assert task.observation_shape == (3, 4, 3)
-    task, _, _ = open_player("random", 4, 0, CPU, shown=True)
+    assert comparable
+    task = open_player("random", 4, 0, CPU, shown=True).task
     assert task.observation_shape == (72, 96, 3)
 
 

@@ -76,12 +76,29 @@ def test_what_is_never_finite_stops_the_run(tmp_path, monkeypatch):
 
 
 def test_scores_are_what_people_read():
-    found = scores({"return": 659.0, "episodes": 10, "right": 30, "wrong": 10})
+    found = scores({"return": 659.0, "episodes": 10, "right": 30, "wrong": 10}, True)
     assert found["return"] == pytest.approx(65.9)
     assert found["human_normalised"] == pytest.approx(1)
     assert found["choice_accuracy"] == 0.75
-    nothing = scores({"return": 0, "episodes": 0, "right": 0, "wrong": 0})
+    nothing = scores({"return": 0, "episodes": 0, "right": 0, "wrong": 0}, True)
     assert nothing["return"] is nothing["choice_accuracy"] is None
+    assert scores({"return": 9.0, "episodes": 3, "right": 0, "wrong": 0}, False)["human_normalised"] is None
+
+
+def test_only_the_original_task_is_comparable_with_people():
+    assert TaskConfig().comparable
+    assert TaskConfig(lanes=7, width=48, height=36).comparable
+    assert TaskConfig("lab:contributed/dmlab30/rooms_select_nonmatching_object").comparable
+    for other in (TaskConfig("CartPole-v1"), TaskConfig(delays=(0, 8)), TaskConfig(objects=3), TaskConfig("lab:x")):
+        assert not other.comparable
+
+
+def test_a_task_that_cannot_be_kept_begins_new_episodes(tmp_path):
+    run = tiny_agent_run(task={"name": "CartPole-v1", "lanes": 2}, train={"batch": 2, "steps": 64})
+    assert train(start(tmp_path / "run", run)) == 0
+    longer = dataclasses.replace(run, train=dataclasses.replace(run.train, steps=128))
+    assert train(start(tmp_path / "run", longer)) == 0
+    assert curve(tmp_path / "run")[-1]["step"] == 128
 
 
 def test_the_commands_train_resume_evaluate_and_watch(tmp_path, capfd):

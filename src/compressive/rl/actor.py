@@ -84,13 +84,18 @@ class Actor:
         return {"memory": self.state.state_dict(), "task": self.task.state_dict(), "last": last, "actor": own}
 
     def load_state_dict(self, parts: Mapping[str, dict[str, Tensor]]) -> None:
-        """Play on from there."""
+        """Play on from there; or, where the task could not be kept, begin new episodes that remember nothing."""
+        if not parts["task"]:
+            return
         self.state = type(self.state).from_state_dict(parts["memory"])
         self.task.load_state_dict(parts["task"])
         for name, value in parts["last"].items():
             getattr(self, name)[:, -1] = value
         for name, value in parts["actor"].items():
             setattr(self, name, value)
+
+    def close(self) -> None:
+        """Nobody else plays."""
 
     def _count(self, transition: Transition) -> Tensor:
         done, returns = transition.done, self.returns + transition.reward

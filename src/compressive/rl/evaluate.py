@@ -21,6 +21,8 @@ class Evaluation:
     returns: list[float]
     right: int
     wrong: int
+    comparable: bool = False
+    """Whether the returns may stand beside the published ones."""
 
     @property
     def mean(self) -> float:
@@ -31,6 +33,11 @@ class Evaluation:
     def margin(self) -> float:
         """Half the width of its interval."""
         return _NORMAL * float(np.std(self.returns, ddof=1)) / math.sqrt(len(self.returns))
+
+    @property
+    def human_normalised(self) -> float | None:
+        """Mean return as a share of the way from random to human play, on the original task."""
+        return human_normalised(self.mean) if self.comparable else None
 
     @property
     def choices(self) -> int:
@@ -55,16 +62,16 @@ class Evaluation:
             "episodes": len(self.returns),
             "return": self.mean,
             "margin of 95 %": self.margin,
-            "human_normalised": human_normalised(self.mean),
+            "human_normalised": self.human_normalised,
             "choices": self.choices,
             "choice_accuracy": accuracy and accuracy[0],
             "choice_accuracy_interval": accuracy and accuracy[1:],
-            "published": {"human": HUMAN, "random": RANDOM},
+            "published": {"human": HUMAN, "random": RANDOM} if self.comparable else None,
         }
 
 
 @torch.no_grad()
-def evaluate(task: Task, player: Player, episodes: int, seed: int = 0) -> Evaluation:
+def evaluate(task: Task, player: Player, episodes: int, seed: int = 0, comparable: bool = False) -> Evaluation:
     """Play as many episodes in every lane as are needed; so quick episodes do not count more than long ones."""
     if episodes < 2:
         raise ValueError(f"episodes={episodes}: expected at least 2, for an interval")
@@ -83,4 +90,4 @@ def evaluate(task: Task, player: Player, episodes: int, seed: int = 0) -> Evalua
         right, wrong = right + (was_right & counts).sum(), wrong + (was_wrong & counts).sum()
         ended += returns[start & counts].tolist()
         returns, played = returns * ~start, played + start
-    return Evaluation(ended, int(right), int(wrong))
+    return Evaluation(ended, int(right), int(wrong), comparable)

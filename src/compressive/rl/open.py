@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -9,6 +10,15 @@ from compressive.rl.config import TaskConfig
 from compressive.rl.players import AgentPlayer, OraclePlayer, Player, RandomPlayer
 from compressive.rl.run import AgentFolder
 from compressive.rl.task import Task, build_task
+
+
+class Opened(NamedTuple):
+    """Someone who plays, and what."""
+
+    task: Task
+    player: Player
+    about: str
+    comparable: bool  # with the published scores
 
 
 def open_player(
@@ -19,8 +29,8 @@ def open_player(
     greedy: bool = False,
     delays: tuple[int, ...] | None = None,
     shown: bool = False,
-) -> tuple[Task, Player, str]:
-    """Give the task, the player and its description: `random` and `oracle` play the rooms, a run plays its own task.
+) -> Opened:
+    """Open a player by name: `random` and `oracle` play the rooms, a run, given by its folder, plays its own task.
 
     Those two do not look, so they get small pictures, unless these are to be shown.
     """
@@ -33,7 +43,7 @@ def open_player(
     task = build_task(config, seed, device)
     if run is not None:
         agent, step = run.agent(task, device)
-        return task, AgentPlayer(agent, task, seed, device, greedy), f"{name}, step {step}"
-    if name == "oracle":
-        return task, OraclePlayer(task), name
-    return task, RandomPlayer(task, seed, device), name
+        player: Player = AgentPlayer(agent, task, seed, device, greedy)
+        return Opened(task, player, f"{name}, step {step}", config.comparable)
+    player = OraclePlayer(task) if name == "oracle" else RandomPlayer(task, seed, device)
+    return Opened(task, player, name, config.comparable)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compressive.parallel import World
 from compressive.rl.actor import OUTCOMES, Actor, Unroll
 from compressive.rl.agent import Agent
 from compressive.rl.learner import FIGURES, Learner
@@ -30,6 +32,7 @@ from compressive.training.loop import (
     Late,
     noted_signals,
     peak_gib,
+    shrug_off,
 )
 from compressive.training.metrics import Recorder, clock, show, warn
 
@@ -45,6 +48,9 @@ class Source(Protocol):
 
     def load_state_dict(self, parts: dict[str, dict[str, Tensor]]) -> None:
         """Play on from there."""
+
+    def close(self) -> None:
+        """Let go of whoever plays elsewhere."""
 
 
 def train(run: AgentFolder) -> int:
@@ -79,11 +85,11 @@ def train(run: AgentFolder) -> int:
 
     per_unroll = config.lanes_per_source * config.memory.window
     parts_of = torch.arange(config.lanes_per_source, device=device).split(config.batch)
-    late, tally, stopping, out_of_time = Late(device), Tally(device, step), False, False
+    late, tally, stopping, out_of_time = Late(device), Tally(device, step, config.task.comparable), False, False
     with (
-        contextlib.closing(source) if options.actors else contextlib.nullcontext(),  # type: ignore[type-var]
+        contextlib.closing(source),
         EpisodeRecorder(run.folder, config, step, seconds) as recorder,
-        checkpoint.Saver(run.checkpoints, _world(device)) as saver,
+        checkpoint.Saver(run.checkpoints, World(device=device)) as saver,
         noted_signals() as signals,
     ):
         where = f"from step {step}" if step else f"{sum(p.numel() for p in agent.parameters()) / 1e6:.2f} M parameters"
@@ -108,6 +114,8 @@ def train(run: AgentFolder) -> int:
                 recorder.train(step, tally.take(step))
             if unrolls % options.checkpoint_every == 0 or last or stopping or out_of_time:
                 with tally.paused():
+                    with shrug_off(recorder):
+                        saver.wait()
                     state = {"step": step, "seconds": recorder.seconds, "actors": options.actors}
                     saver.save(step, _not_empty(learner.state_dict() | source.state_dict()), state)
         saver.wait()  # the last one is the one that must not fail
@@ -124,8 +132,8 @@ def train(run: AgentFolder) -> int:
 class Tally:
     """Sums up what updates report, watches for divergence, measures speed."""
 
-    def __init__(self, device: torch.device, step: int) -> None:
-        self.device, self.step = device, step
+    def __init__(self, device: torch.device, step: int, comparable: bool) -> None:
+        self.device, self.step, self.comparable = device, step, comparable
         self.rows: list[list[float]] = []
         self.in_a_row = 0
         self.clock = time.monotonic()
@@ -147,7 +155,7 @@ class Tally:
             )
 
     @contextlib.contextmanager
-    def paused(self) -> Any:
+    def paused(self) -> Iterator[None]:
         """Do not count the time that something else takes."""
         self._wait()
         began = time.monotonic()
@@ -164,7 +172,7 @@ class Tally:
         sums = dict(zip(OUTCOMES, rows[:, len(FIGURES) :].sum(axis=0), strict=True))
         return {
             **{name: _number(value) for name, value in means.items()},
-            **scores(sums),
+            **scores(sums, self.comparable),
             "steps_per_second": speed,
             "peak_gib": peak_gib(self.device),
         }
@@ -174,13 +182,13 @@ class Tally:
             torch.cuda.synchronize(self.device)
 
 
-def scores(outcomes: dict[str, float]) -> dict[str, float | None]:
-    """Turn sums over play, see OUTCOMES, into what people read."""
+def scores(outcomes: dict[str, float], comparable: bool) -> dict[str, float | None]:
+    """Turn sums over play, see OUTCOMES, into what people read; `comparable` with people on the original task."""
     episodes, choices = outcomes["episodes"], outcomes["right"] + outcomes["wrong"]
     mean = outcomes["return"] / episodes if episodes > 0 else None
     return {
         "return": mean,
-        "human_normalised": None if mean is None else human_normalised(mean),
+        "human_normalised": human_normalised(mean) if comparable and mean is not None else None,
         "choice_accuracy": outcomes["right"] / choices if choices > 0 else None,
         "episodes": episodes,
         "choices": choices,
@@ -210,12 +218,6 @@ def _not_empty(parts: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tenso
 
 def _number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def _world(device: torch.device) -> Any:
-    from compressive.parallel import World
-
-    return World(device=device)
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:

@@ -164,7 +164,7 @@ def train(run: Run, world: World | None = None) -> int:
             if improved or step % options.checkpoint_every == 0 or step == options.steps or stopping:
                 stopping |= tally.add(step, late.flush())
                 with tally.paused():
-                    with _shrug_off(recorder):
+                    with shrug_off(recorder):
                         saver.wait()
                     save(best if improved else None)
         saver.wait()  # the last one is the one that must not fail
@@ -426,7 +426,7 @@ def noted_signals() -> Iterator[list[signal.Signals]]:
 
 
 @contextlib.contextmanager
-def _shrug_off(recorder: Recorder) -> Iterator[None]:
+def shrug_off(recorder: Recorder) -> Iterator[None]:
     """A checkpoint that cannot be written is no reason to lose the run: say so and go on."""
     try:
         yield

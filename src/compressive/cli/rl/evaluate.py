@@ -48,18 +48,20 @@ def evaluate(options: Evaluate) -> int:
     from compressive.rl.open import open_player
     from compressive.run import pick_device
 
-    task, player, about = open_player(
+    task, player, about, comparable = open_player(
         options.player, options.lanes, options.seed, pick_device(options.device), options.greedy, options.delays
     )
-    found = evaluate(task, player, options.episodes, options.seed)
+    found = evaluate(task, player, options.episodes, options.seed, comparable)
     if options.json:
         print(json.dumps({"player": about} | found.as_dict(), indent=1))
         return 0
-    from compressive.rl.rooms import HUMAN, RANDOM, human_normalised
+    from compressive.rl.rooms import HUMAN, RANDOM
 
     print(f"{about}: {len(found.returns)} episodes")
-    print(f"  return            {found.mean:.3f} ± {found.margin:.3f}   (published: human {HUMAN}, random {RANDOM})")
-    print(f"  human-normalised  {human_normalised(found.mean):.1%}")
+    beside = f"   (published: human {HUMAN}, random {RANDOM})" if comparable else ""
+    print(f"  return            {found.mean:.3f} ± {found.margin:.3f}{beside}")
+    if found.human_normalised is not None:
+        print(f"  human-normalised  {found.human_normalised:.1%}")
     if found.accuracy is not None:
         share, low, high = found.accuracy
         print(f"  right choices     {share:.1%} of {found.choices}   ({low:.1%} to {high:.1%}; chance 50 %)")

@@ -41,7 +41,7 @@ def watch(options: Watch) -> int:
     from compressive.rl.watch import watch, write
     from compressive.run import pick_device
 
-    task, player, about = open_player(
+    task, player, about, _ = open_player(
         options.player, 1, options.seed, pick_device(options.device), options.greedy, options.delays, shown=True
     )
     frames, total = watch(task, player, options.seed)
