@@ -64,6 +64,21 @@ def test_an_update_moves_all_weights_and_a_bad_one_none(optimiser):
 
 
 @pytest.mark.parametrize("core", ["compressive", "lstm"])
+def test_half_precision_is_for_products_alone(core):
+    """Weights, memory and logits stay in float32, and acting and learning still agree, to bf16's rounding."""
+    run = tiny_agent_run(agent={"core": core}, train={"precision": "bf16"})
+    _, agent, actor = build(run)
+    learner = Learner(agent, run.train, CPU)
+    for _ in range(3):
+        unroll = actor.unroll()
+        found = figures(learner.update(unroll))
+    assert found["finite"] == 1
+    assert found["ratio"] == pytest.approx(1, abs=0.02)
+    kept = [unroll.logits, *agent.parameters(), *unroll.state.state_dict().values()]
+    assert {tensor.dtype for tensor in kept if tensor.is_floating_point()} == {torch.float32}
+
+
+@pytest.mark.parametrize("core", ["compressive", "lstm"])
 def test_it_learns_which_action_pays(core):
     """Every reward is made to be 1 for one action and 0 for all others: soon it is the only one taken."""
     run = tiny_agent_run(agent={"core": core}, train={"optimiser": "adam", "learning_rate": 1e-2, "reward_scale": 1.0})
