@@ -93,11 +93,12 @@ def report(run: AgentFolder, episodes: int) -> dict[str, object]:
     """How well it plays, with each delay apart, how fast it learnt, and the curve."""
     device, played = pick_device(run.config.train.device), {}
     for delay in run.config.task.delays:
-        lanes = min(256, episodes)
-        task, player, about, comparable = open_player(str(run.folder), lanes, 10**6, device, delays=(delay,))
-        began = time.monotonic()
-        found = evaluate(task, player, episodes, 10**6, comparable).as_dict()
-        played[str(delay)] = found | {"player": about, "seconds": time.monotonic() - began}
+        for name in (str(run.folder), "random", "oracle"):
+            opened = open_player(name, min(256, episodes), 10**6, device, delays=(delay,), of=run.folder)
+            began = time.monotonic()
+            found = evaluate(opened.task, opened.player, episodes, 10**6, opened.comparable).as_dict()
+            who = name if name in ("random", "oracle") else "agent"
+            played[f"{who}, delay {delay}"] = found | {"seconds": time.monotonic() - began}
     rows = curve(run.folder)
     speeds = sorted(row["steps_per_second"] for row in rows[1:] or rows)
     return {
@@ -110,7 +111,7 @@ def report(run: AgentFolder, episodes: int) -> dict[str, object]:
         "steps": rows[-1]["step"],
         "seconds": rows[-1]["seconds"],
         "steps_per_second, median of logged stretches": speeds[len(speeds) // 2],
-        "played, by delay": played,
+        "played": played,
         "curve": rows,
     }
 

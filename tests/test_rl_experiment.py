@@ -36,8 +36,9 @@ def test_the_experiment_writes_one_file_and_goes_on(tmp_path):
     assert found["environment"]["commit"]
     assert found["config"]["model"]["compression_rate"] == 8
     assert found["reach beyond the window, steps"] == 64 + 8 * 64
-    assert set(found["played, by delay"]) == {"0", "3"}
-    assert found["played, by delay"]["3"]["episodes"] == 8
+    assert set(found["played"]) == {f"{who}, delay {n}" for who in ("agent", "random", "oracle") for n in (0, 3)}
+    assert found["played"]["agent, delay 3"]["episodes"] == 8
+    assert found["played"]["oracle, delay 3"]["return"] == 11
 
 
 def test_the_benchmark_measures_every_part(tmp_path):

@@ -131,6 +131,8 @@ def test_the_commands_train_resume_evaluate_and_watch(tmp_path, capfd):
     code, shown, _ = say("rl", "evaluate", "oracle", "--episodes", "4", "--lanes", "4")
     assert "return            67.000 ± 0.000   (published: human 65.9, random 0.312)" in shown
     assert "right choices     100.0% of 24" in shown
+    code, shown, _ = say("rl", "evaluate", "oracle", "--of", out, "--episodes", "4", "--lanes", "4")
+    assert "published" not in shown
     picture = tmp_path / "episode.gif"
     code, shown, _ = say("rl", "watch", out, "--greedy", "--delays", "4", "--out", str(picture))
     assert code == 0

@@ -29,19 +29,24 @@ def open_player(
     greedy: bool = False,
     delays: tuple[int, ...] | None = None,
     shown: bool = False,
+    of: Path | None = None,
 ) -> Opened:
-    """Open a player by name: `random` and `oracle` play the rooms, a run, given by its folder, plays its own task.
+    """Open a player by name: a run, by its folder, plays its own task; `random` and `oracle` that of the run `of`.
 
-    Those two do not look, so they get small pictures, unless these are to be shown.
+    Those two play the full rooms where no run is named. They do not look, so they get small pictures, unless these are
+    to be shown.
     """
-    run = None if name in ("random", "oracle") else AgentFolder.open(Path(name))
-    blind = TaskConfig() if shown else TaskConfig(width=4, height=3)
-    config = blind if run is None else run.config.task
+    learnt = name not in ("random", "oracle")
+    folder = Path(name) if learnt else of
+    run = None if folder is None else AgentFolder.open(folder)
+    config = TaskConfig() if run is None else run.config.task
+    if not learnt and not shown:
+        config = dataclasses.replace(config, width=4, height=3)
     one_trial = config.ends_with_choice  # stays so if other delays are asked for, none among them
     delays = config.delays if delays is None else delays
     config = dataclasses.replace(config, lanes=lanes, delays=delays, one_trial=one_trial)
     task = build_task(config, seed, device)
-    if run is not None:
+    if learnt and run is not None:
         agent, step = run.agent(task, device)
         player: Player = AgentPlayer(agent, task, seed, device, greedy)
         return Opened(task, player, f"{name}, step {step}", config.comparable)

@@ -5,6 +5,7 @@ compressive rl evaluate random --episodes 4096
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from tyro.conf import Positional
 
@@ -17,6 +18,8 @@ class Evaluate:
 
     player: Positional[str]
     """Folder of a run; or random, or oracle."""
+    of: Path | None = None
+    """Folder of the run whose task random and oracle are to play; the full rooms if not given."""
     episodes: int = 512
     """How many episodes, at least."""
     lanes: int = 64
@@ -48,8 +51,9 @@ def evaluate(options: Evaluate) -> int:
     from compressive.rl.open import open_player
     from compressive.run import pick_device
 
+    device = pick_device(options.device)
     task, player, about, comparable = open_player(
-        options.player, options.lanes, options.seed, pick_device(options.device), options.greedy, options.delays
+        options.player, options.lanes, options.seed, device, options.greedy, options.delays, of=options.of
     )
     found = evaluate(task, player, options.episodes, options.seed, comparable)
     if options.json:

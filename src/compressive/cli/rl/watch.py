@@ -18,6 +18,8 @@ class Watch:
 
     player: Positional[str]
     """Folder of a run; or random, or oracle."""
+    of: Path | None = None
+    """Folder of the run whose task random and oracle are to play; the full rooms if not given."""
     out: Path = Path("episode.gif")
     """A GIF or, where the name does not end in .gif, a folder for PNGs."""
     greedy: bool = False
@@ -41,8 +43,9 @@ def watch(options: Watch) -> int:
     from compressive.rl.watch import watch, write
     from compressive.run import pick_device
 
+    device = pick_device(options.device)
     task, player, about, _ = open_player(
-        options.player, 1, options.seed, pick_device(options.device), options.greedy, options.delays, shown=True
+        options.player, 1, options.seed, device, options.greedy, options.delays, shown=True, of=options.of
     )
     frames, total = watch(task, player, options.seed)
     write(frames, options.out)
