@@ -65,6 +65,15 @@ def test_the_readme_s_quickstart_figures_are_those_of_its_results():
     assert row + f"{worth['mean']:.3f} ± {worth['error']:.3f} |" in README
 
 
+def test_the_readme_s_figures_of_the_agent_are_those_of_its_results():
+    played = json.loads((ROOT / "experiments" / "results" / "rooms-tiny-cpu.json").read_text("utf-8"))["played"]
+    for shown, name in (("agent", "agent"), ("chance", "random"), ("oracle", "oracle")):
+        row = played[f"{name}, delay 0"]
+        per_episode, right = row["choices"] / row["episodes"], row["choice_accuracy"] * 100
+        figures = f"{row['return']:.1f} ± {row['margin of 95 %']:.1f} | {per_episode:.1f} | {right:.1f} %"
+        assert f"| {shown} | {figures} |" in README
+
+
 def test_the_readme_tree_shows_every_module():
     (tree,) = re.findall(r"```\n(src/compressive/.*?)```", README, re.DOTALL)
     shown = sorted(re.findall(r"(?<= )(\w+\.py)\b", tree.split("books/")[0]))
