@@ -10,6 +10,7 @@ from training_helpers import command
 
 from compressive.cli import COMMANDS, guarded, main
 from compressive.config import RunConfig, preset_names
+from compressive.rl.config import AgentRun
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["help"]])
@@ -55,7 +56,8 @@ def test_errors_that_can_be_mended_are_one_line(capsys):
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_is_shown_in_full_and_can_be_read_back(name, capsys):
     assert main(["config", name]) == 0
-    assert RunConfig.from_tables(tomllib.loads(capsys.readouterr().out)) == RunConfig.from_preset(name)
+    kind = AgentRun if name in preset_names("task") else RunConfig
+    assert kind.from_tables(tomllib.loads(capsys.readouterr().out)) == kind.from_preset(name)
 
 
 def test_presets_are_listed(capsys):

@@ -34,6 +34,7 @@ def test_the_readme_s_commands_are_understood(line, tmp_path, monkeypatch):
     done = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("compressive.training.loop.train", lambda run, world: done.append(run) or 0)
+    monkeypatch.setattr("compressive.rl.train.train", lambda run: done.append(run) or 0)
     for module, function in (
         ("evaluate", "evaluate"),
         ("generate", "generate"),
@@ -45,6 +46,8 @@ def test_the_readme_s_commands_are_understood(line, tmp_path, monkeypatch):
         ("pg19.verify", "verify"),
         ("pg19.stats", "stats"),
         ("pg19.topics", "topics"),
+        ("rl.evaluate", "evaluate"),
+        ("rl.watch", "watch"),
     ):
         monkeypatch.setattr(f"compressive.cli.{module}.{function}", lambda options, *_: done.append(options) or 0)
     assert main(shlex.split(line)) == 0
@@ -60,6 +63,15 @@ def test_the_readme_s_quickstart_figures_are_those_of_its_results():
     test, worth = result["test"], result["compressed_memory_is_worth"]
     row = f"| **{test['bits']:.3f}** | {test['xz']:.3f} | {test['xz_after_training']:.3f} | "
     assert row + f"{worth['mean']:.3f} ± {worth['error']:.3f} |" in README
+
+
+def test_the_readme_s_figures_of_the_agent_are_those_of_its_results():
+    played = json.loads((ROOT / "experiments" / "results" / "rooms-tiny-cpu.json").read_text("utf-8"))["played"]
+    for shown, name in (("agent", "agent"), ("chance", "random"), ("oracle", "oracle")):
+        row = played[f"{name}, delay 0"]
+        per_episode, right = row["choices"] / row["episodes"], row["choice_accuracy"] * 100
+        figures = f"{row['return']:.1f} ± {row['margin of 95 %']:.1f} | {per_episode:.1f} | {right:.1f} %"
+        assert f"| {shown} | {figures} |" in README
 
 
 def test_the_readme_tree_shows_every_module():

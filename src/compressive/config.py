@@ -242,15 +242,7 @@ class TrainConfig:
     """Also send metrics to Weights & Biases."""
 
     def __post_init__(self) -> None:
-        _check_choices(self)
-        zero_allowed = ("warmup_steps", "update_every_from", "seed", "eval_every", "sample_every")
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name in zero_allowed else 1
-            if field.type is int:
-                _require(_is_int(value) and value >= least, field.name, value, f"a whole number of at least {least}")
-            elif field.type is float:
-                _require(isinstance(value, int | float) and value > 0, field.name, value, "a number above 0")
+        check_values(self, zero_allowed=("warmup_steps", "update_every_from", "seed", "eval_every", "sample_every"))
 
 
 @dataclass(frozen=True)
@@ -280,20 +272,25 @@ class RunConfig:
     def from_tables(cls, tables: dict[str, Any]) -> Self:
         """Build a run from nested tables, such as a preset or a saved configuration holds."""
         wavenet = tables.get("model", {}).get("architecture") == "wavenet"
-        kinds: dict[str, Any] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
-        kinds["model"] = WaveNetConfig if wavenet else ModelConfig
-        for table, values in tables.items():
-            _require(table in kinds, "table", table, f"one of {', '.join(kinds)}")
-            known = [field.name for field in dataclasses.fields(kinds[table])]
-            for name in values:
-                _require(name in known, f"{table} field", name, f"one of {', '.join(known)}")
-        return cls(**{table: kinds[table](**tables.get(table, {})) for table in kinds})
+        model = WaveNetConfig if wavenet else ModelConfig
+        return cls(**read_tables(tables, {"model": model, "data": DataConfig, "train": TrainConfig}))
 
 
-def preset_names() -> list[str]:
-    """Return the names of all presets."""
+def read_tables(tables: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:
+    """Turn nested tables into one dataclass each; a table or field that is not known is refused."""
+    for table, values in tables.items():
+        _require(table in kinds, "table", table, f"one of {', '.join(kinds)}")
+        known = [field.name for field in dataclasses.fields(kinds[table])]
+        for name in values:
+            _require(name in known, f"{table} field", name, f"one of {', '.join(known)}")
+    return {table: kinds[table](**tables.get(table, {})) for table in kinds}
+
+
+def preset_names(holding: str | None = None) -> list[str]:
+    """Return the names of all presets, or of those that hold a table: `data` for text, `task` for agents."""
     folder = resources.files("compressive") / "presets"
-    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+    names = sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+    return [name for name in names if holding is None or holding in load_preset(name)]
 
 
 def load_preset(name: str) -> dict[str, Any]:
@@ -406,6 +403,19 @@ def _check_head(config: AnyModelConfig) -> None:
         _require(
             not adaptive, "adaptive_cutoffs", adaptive, "none with head='logistics', whose codes have no frequency"
         )
+
+
+def check_values(config: Any, zero_allowed: tuple[str, ...] = ()) -> None:
+    """Refuse names that are none, counts below 1 and numbers that are not above 0; some fields may also be 0."""
+    _check_choices(config)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        least = 0 if field.name in zero_allowed else 1
+        if field.type is int:
+            _require(_is_int(value) and value >= least, field.name, value, f"a whole number of at least {least}")
+        elif field.type is float:
+            in_range = isinstance(value, int | float) and (value > 0 or (value == 0 and not least))
+            _require(in_range, field.name, value, "a number above 0" if least else "a number of at least 0")
 
 
 def _check_choices(config: Any) -> None:

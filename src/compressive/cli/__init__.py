@@ -21,6 +21,9 @@ COMMANDS = {
     "data pg19 verify": ("pg19.verify", "compare built books with the official ones, bit by bit"),
     "data pg19 stats": ("pg19.stats", "the paper's tables of PG-19, from the built books"),
     "data pg19 topics": ("pg19.topics", "topics of the built books"),
+    "rl train": ("rl.train", "train an agent whose memory is the Compressive Transformer"),
+    "rl evaluate": ("rl.evaluate", "let an agent, chance or an oracle play: returns, right choices"),
+    "rl watch": ("rl.watch", "play one episode and write it as a GIF or as pictures"),
     "bench": ("bench", "see how fast a model trains and generates on this machine"),
     "export": ("export", "write a run's model as one folder, to hand on"),
     "config": ("config", "list presets, or show one in full"),
@@ -46,6 +49,19 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     print(f"compressive: no command {' '.join(words[:3])!r}\n\n{text}", file=sys.stderr)
     return 2
+
+
+def preset_first(arguments: list[str], names: list[str], shown: str) -> tuple[str, list[str]]:
+    """Take a preset's name off the front of the words; help, asked for without one, is that of the preset `shown`."""
+    if arguments and not arguments[0].startswith("-"):
+        name: str | None = arguments[0]
+    else:
+        name = None
+        if set(arguments) & {"-h", "--help"}:
+            return shown, arguments
+    if name is None or name not in names:
+        raise ValueError(f"preset={name!r}: expected the name of one first, of {', '.join(names)}")
+    return name, arguments[1:]
 
 
 def run(

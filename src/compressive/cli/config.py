@@ -6,6 +6,7 @@ import tyro
 
 from compressive.cli import run
 from compressive.config import RunConfig, preset_names
+from compressive.rl.config import AgentRun
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ def show(options: Config) -> int:
     if options.preset is None:
         print("\n".join(preset_names()))
         return 0
-    for table, values in asdict(RunConfig.from_preset(options.preset)).items():
+    kind = AgentRun if options.preset in preset_names("task") else RunConfig
+    for table, values in asdict(kind.from_preset(options.preset)).items():
         print(f"[{table}]")
         for name, value in values.items():
             text = (

@@ -99,7 +99,7 @@ def train(run: Run, world: World | None = None) -> int:
     with (
         Recorder(run.folder, config, step, seconds, unit, world.is_first) as recorder,
         checkpoint.Saver(run.checkpoints, world) as saver,
-        _signals() as signals,
+        noted_signals() as signals,
     ):
         where = f"from step {step}" if step else f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
         together = f" × {world.size} ({options.parallel})" if world.size > 1 else ""
@@ -133,7 +133,7 @@ def train(run: Run, world: World | None = None) -> int:
             if improved or step % options.checkpoint_every == 0 or step == options.steps or stopping:
                 stopping |= tally.add(step, late.flush())
                 with tally.paused():
-                    with _shrug_off(recorder):
+                    with shrug_off(recorder):
                         saver.wait()
                     save(best if improved else None)
         saver.wait()  # the last one is the one that must not fail
@@ -326,7 +326,7 @@ def _sample(model: CompressiveLM, corpus: Corpus, folder: Path, step: int, optio
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[signal.Signals]]:
+def noted_signals() -> Iterator[list[signal.Signals]]:
     """Note SIGINT and SIGTERM instead of dying of them; a second one acts as usual."""
     received: list[signal.Signals] = []
 
@@ -344,7 +344,7 @@ def _signals() -> Iterator[list[signal.Signals]]:
 
 
 @contextlib.contextmanager
-def _shrug_off(recorder: Recorder) -> Iterator[None]:
+def shrug_off(recorder: Recorder) -> Iterator[None]:
     """A checkpoint that cannot be written is no reason to lose the run: say so and go on."""
     try:
         yield

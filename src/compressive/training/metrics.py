@@ -15,13 +15,20 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from compressive.config import RunConfig
+from compressive.rl.config import AgentRun
 
 
 class Recorder:
     """Writes metrics to every place that was asked for; of several processes, only the first one's speaks."""
 
     def __init__(
-        self, folder: Path, config: RunConfig, first_step: int, seconds_before: float, unit: str, speaks: bool = True
+        self,
+        folder: Path,
+        config: RunConfig | AgentRun,
+        first_step: int,
+        seconds_before: float,
+        unit: str = "",
+        speaks: bool = True,
     ) -> None:
         self.folder, self.config, self.unit = folder, config, unit
         self.console = Console(stderr=False, quiet=not speaks)
@@ -63,23 +70,27 @@ class Recorder:
     def train(self, step: int, values: dict[str, float | None]) -> None:
         """Record a stretch of training that ends with this step."""
         self._write("train", step, values)
-        done, total = step - self.first_step, self.config.train.steps - step
-        left = (time.monotonic() - self.began) / max(done, 1) * total
         line = (
-            f"step {step}/{self.config.train.steps}  loss {_show(values['loss'], 4)}  "
-            f"{self.unit} {_show(values['perplexity' if self.unit == 'ppl' else 'bits'], 3)}  "
-            f"compression {_show(values['compression_loss'], 4)}  lr {_show(values['learning_rate'], 2, 'e')}  "
-            f"norm {_show(values['gradient_norm'], 2)}  {_show(values['tokens_per_second'], 0)} tok/s  "
-            f"mfu {_show(values['utilisation'], 1, '%')}  mem {_show(values['peak_gib'], 2)} GiB  {clock(left)} left"
+            f"step {step}/{self.config.train.steps}  loss {show(values['loss'], 4)}  "
+            f"{self.unit} {show(values['perplexity' if self.unit == 'ppl' else 'bits'], 3)}  "
+            f"compression {show(values['compression_loss'], 4)}  lr {show(values['learning_rate'], 2, 'e')}  "
+            f"norm {show(values['gradient_norm'], 2)}  {show(values['tokens_per_second'], 0)} tok/s  "
+            f"mfu {show(values['utilisation'], 1, '%')}  mem {show(values['peak_gib'], 2)} GiB  "
+            f"{clock(self.left(step))} left"
         )
         self._line(step, line)
+
+    def left(self, step: int) -> float:
+        """How many seconds the rest will take, at this sitting's speed."""
+        done, rest = step - self.first_step, self.config.train.steps - step
+        return (time.monotonic() - self.began) / max(done, 1) * rest
 
     def evaluation(self, step: int, split: str, values: dict[str, float | None], best: bool = False) -> None:
         """Record an evaluation on a split."""
         self._write("eval", step, {"split": split, **values})
         figure = values["perplexity" if self.unit == "ppl" else "bits"]
         name = "validation" if split == "valid" else split
-        self.say(f"step {step}  {name} {self.unit} {_show(figure, 4)}{'  (best)' if best else ''}")
+        self.say(f"step {step}  {name} {self.unit} {show(figure, 4)}{'  (best)' if best else ''}")
 
     def _write(self, kind: str, step: int, values: dict[str, Any]) -> None:
         record = {"kind": kind, "step": step, "seconds": round(self.seconds, 3), **values}
@@ -104,7 +115,8 @@ def clock(seconds: float) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
 
 
-def _show(value: float | None, digits: int, kind: str = "f") -> str:
+def show(value: float | None, digits: int, kind: str = "f") -> str:
+    """Write a number that may not be there."""
     return "–" if value is None else f"{value:.{digits}{kind}}"
 
 
@@ -147,7 +159,7 @@ def _tensorboard(folder: Path) -> _Sink:
     return _Sink(write, writer.close)
 
 
-def _wandb(folder: Path, config: RunConfig) -> _Sink:
+def _wandb(folder: Path, config: RunConfig | AgentRun) -> _Sink:
     try:
         import wandb
     except ImportError:

@@ -1,0 +1,120 @@
+"""Train the agent on the rooms for some minutes, play with what was learnt, and keep the curve; one GPU.
+
+    python experiments/rooms.py --minutes 8 --results experiments/results/rooms-h200.json
+    python experiments/rooms.py --minutes 16 --results experiments/results/rooms-h200.json    # goes on where it stopped
+    python experiments/rooms.py --core lstm --delays 0 64 128 256 --out runs/lstm --results lstm.json
+
+Needs neither Gymnasium nor Ray nor tyro. `--minutes` is the whole run's, earlier sittings included. Resuming with
+other values than the run began with is refused.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+
+from compressive.cli.rl.train import FIXED
+from compressive.cli.train import begin
+from compressive.rl.config import AgentRun
+from compressive.rl.evaluate import evaluate
+from compressive.rl.open import open_player
+from compressive.rl.run import AgentFolder
+from compressive.rl.train import curve, train
+from compressive.run import pick_device
+from compressive.training.loop import describe_environment
+
+
+def main() -> int:
+    """Train or go on, evaluate, and write everything into one file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="rooms-fast")
+    parser.add_argument("--out", type=Path, help="folder of the run; runs/PRESET if not given")
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=8.0, help="wall-clock budget of training")
+    parser.add_argument("--steps", type=int, help="agent steps at most")
+    parser.add_argument("--core", choices=("compressive", "txl", "lstm", "none"))
+    parser.add_argument("--rate", type=int, help="compression rate")
+    parser.add_argument("--compression", help="compression function")
+    parser.add_argument("--layers", type=int, help="layers of the core")
+    parser.add_argument("--delays", type=int, nargs="+", help="steps between the rooms, mixed in training")
+    parser.add_argument("--lanes", type=int)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--entropy-cost", type=float)
+    parser.add_argument("--reward", choices=("scaled", "asymmetric"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--fp32", action="store_true", help="no bf16")
+    parser.add_argument("--episodes", type=int, default=1024, help="of each delay, to evaluate with")
+    options = parser.parse_args()
+
+    config = configure(options)
+    folder = begin(AgentFolder, options.out or Path("runs") / options.preset, config, True, FIXED)
+    code = train(folder)
+    if code == 0:
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        aside = options.results.with_suffix(".partial")
+        aside.write_text(json.dumps(report(folder, options.episodes), indent=1) + "\n", "utf-8")
+        aside.replace(options.results)
+    return code
+
+
+def configure(options: argparse.Namespace) -> AgentRun:
+    """Put what was asked for on top of the preset."""
+    preset = AgentRun.from_preset(options.preset)
+
+    def given(**values: object) -> dict[str, object]:
+        return {name: value for name, value in values.items() if value is not None}
+
+    model = given(compression_rate=options.rate, compression=options.compression, n_layers=options.layers)
+    task = given(lanes=options.lanes, delays=options.delays)
+    learning = given(
+        steps=options.steps,
+        minutes=options.minutes,
+        batch=options.batch,
+        learning_rate=options.learning_rate,
+        entropy_cost=options.entropy_cost,
+        reward=options.reward,
+        seed=options.seed,
+        compile=False if options.eager else None,
+        precision="fp32" if options.fp32 else None,
+    )
+    return AgentRun(
+        dataclasses.replace(preset.model, **model),
+        dataclasses.replace(preset.task, **task),
+        dataclasses.replace(preset.agent, **given(core=options.core)),
+        dataclasses.replace(preset.train, **learning),
+    )
+
+
+def report(run: AgentFolder, episodes: int) -> dict[str, object]:
+    """How well it plays, with each delay apart, how fast it learnt, and the curve."""
+    device, played = pick_device(run.config.train.device), {}
+    for delay in run.config.task.delays:
+        for name in (str(run.folder), "random", "oracle"):
+            opened = open_player(name, min(256, episodes), 10**6, device, delays=(delay,), of=run.folder)
+            began = time.monotonic()
+            found = evaluate(opened.task, opened.player, episodes, 10**6, opened.comparable).as_dict()
+            who = name if name in ("random", "oracle") else "agent"
+            played[f"{who}, delay {delay}"] = found | {"seconds": time.monotonic() - began}
+    rows = curve(run.folder)
+    speeds = sorted(row["steps_per_second"] for row in rows[1:] or rows)
+    return {
+        "what": "the agent on the two rooms: IMPALA with a memory of its own, trained and then played with",
+        "command": " ".join(["python", "experiments/rooms.py", *sys.argv[1:]]),
+        "environment": describe_environment(),
+        "seed": run.config.train.seed,
+        "config": dataclasses.asdict(run.config),
+        "reach beyond the window, steps": run.config.memory.temporal_range,
+        "steps": rows[-1]["step"],
+        "seconds": rows[-1]["seconds"],
+        "steps_per_second, median of logged stretches": speeds[len(speeds) // 2],
+        "played": played,
+        "curve": rows,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The agent: acting step by step and learning window by window are one policy, whatever its memory."""
+
+import dataclasses
+
+import pytest
+import torch
+from rl_helpers import COMPRESSIONS, build, tiny_agent_run
+from torch.nn import functional as F
+
+from compressive.rl.agent import Agent
+from compressive.rl.networks import ResNet
+
+CORES = [
+    *({"agent": {"core": core}} for core in ("txl", "lstm", "none")),
+    *({"model": {"compression": name}} for name in COMPRESSIONS),
+    *({"model": {"compression_rate": rate}} for rate in (1, 2, 8)),
+    {"model": {"norm": "pre", "compressed_positions": "separate", "empty_memory": "masked"}},
+    {"model": {"n_layers": 1, "compression_loss": "autoencoding"}},
+]
+
+
+def learn(agent, unroll):
+    return agent(unroll.observation, unroll.action, unroll.reward, unroll.start, unroll.state)
+
+
+@pytest.mark.parametrize(
+    "tables", CORES, ids=lambda tables: "-".join(str(v) for t in tables.values() for v in t.values())
+)
+def test_actor_and_learner_agree_with_ends_of_episodes_inside_windows(tables):
+    run = tiny_agent_run(**tables)
+    _, agent, actor = build(run)
+    inside = 0
+    for _ in range(6):  # recent memory is full after one, compressed memory after three
+        unroll = actor.unroll()
+        out = learn(agent, unroll)
+        inside += int(unroll.start[:, 1:-1].sum())
+        torch.testing.assert_close(out.logits, unroll.logits, atol=1e-5, rtol=1e-5)
+        taken = unroll.action[:, 1:, None]
+        ratios = (F.log_softmax(out.logits, -1) - F.log_softmax(unroll.logits, -1)).gather(-1, taken).exp()
+        torch.testing.assert_close(ratios, torch.ones_like(ratios), atol=1e-4, rtol=0)  # on policy
+        with torch.no_grad():  # other weights from now on, as after an update
+            for parameter in agent.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+    assert inside > 10
+
+
+@pytest.mark.parametrize("core", ["compressive", "txl", "lstm", "none"])
+def test_the_value_after_an_unroll_is_the_next_unroll_s_first(core):
+    _, agent, actor = build(tiny_agent_run(agent={"core": core}))
+    actor.unroll()
+    first = learn(agent, actor.unroll().clone())
+    second = learn(agent, actor.unroll())
+    torch.testing.assert_close(first.values[:, -1], second.values[:, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_memory_reaches_across_windows_but_not_across_episodes():
+    _, agent, actor = build(tiny_agent_run(task={"seconds": 20.0}))
+    for _ in range(3):
+        unroll = actor.unroll()
+    blank = dataclasses.replace(unroll, state=agent.core.initial_state(6))
+    assert not torch.allclose(learn(agent, unroll).logits, learn(agent, blank).logits, atol=1e-4)
+    unroll.start[:, 0] = True  # as if an episode began here
+    blank = dataclasses.replace(unroll, state=agent.core.initial_state(6))
+    torch.testing.assert_close(learn(agent, unroll).logits, learn(agent, blank).logits)
+
+
+def test_a_start_hides_the_reward_and_action_before_it():
+    _, agent, _ = build(tiny_agent_run())
+    seen = torch.zeros(2, 12, 16, 3, dtype=torch.uint8)
+    x = agent.inputs(seen, torch.tensor([3, 5]), torch.tensor([10.0, -10.0]), torch.tensor([True, False]))
+    assert not x[0, 12:].any()
+    assert x[1, 12] == -1
+    assert x[1, 13:].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0]
+
+
+def test_gradients_of_rewards_and_of_compression_do_not_mix():
+    _, agent, actor = build(tiny_agent_run())
+    for _ in range(3):
+        unroll = actor.unroll().clone()
+    out = learn(agent, unroll)
+    task, compressors = agent.task_parameters(), agent.compressor_parameters()
+    assert len(task) + len(compressors) == len(list(agent.parameters()))
+    found = torch.autograd.grad(out.compression_loss, task, retain_graph=True, allow_unused=True)
+    assert all(gradient is None for gradient in found)
+    found = torch.autograd.grad(out.compression_loss, compressors, retain_graph=True)
+    assert all(gradient.any() for gradient in found)
+    found = torch.autograd.grad(out.logits.sum() + out.values.sum(), compressors, allow_unused=True)
+    assert all(gradient is None for gradient in found)
+
+
+def test_the_network_is_impala_s():
+    """Its large one: 15 convolutions, three sections of 16, 32 and 32 channels, two blocks each, 256 features."""
+    run = tiny_agent_run(
+        agent={"channels": (16, 32, 32), "blocks": 2, "features": 256}, task={"width": 96, "height": 72}
+    )
+    agent = Agent(run, (72, 96, 3), 9)
+    convolutions = [m for m in agent.encoder.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert len(convolutions) == 15
+    assert agent.encoder.output.in_features == 12 * 9 * 32
+    assert agent.encoder(torch.zeros(2, 72, 96, 3, dtype=torch.uint8)).shape == (2, 256)
+
+
+def test_pictures_that_cannot_be_read_are_refused():
+    with pytest.raises(ValueError, match=r"observations of shape \(3, 4\): expected pictures"):
+        Agent(tiny_agent_run(), (3, 4), 2)
+    assert isinstance(Agent(tiny_agent_run(), (5, 7, 1), 2).encoder, ResNet)

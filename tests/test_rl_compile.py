@@ -1,0 +1,33 @@
+"""What is compiled on a GPU is one graph each; here traced only, which takes no compiler."""
+
+import dataclasses
+
+import pytest
+import torch
+from rl_helpers import build, tiny_agent_run
+
+
+@pytest.fixture(autouse=True)
+def _traces(monkeypatch):
+    torch._dynamo.reset()
+
+
+def traced(function):
+    return torch.compile(function, fullgraph=True, backend="eager")
+
+
+@pytest.mark.parametrize("tables", [{}, {"agent": {"core": "lstm"}}, {"model": {"compression": "most_used"}}])
+def test_task_acting_and_learning_are_one_graph_each(tables):
+    task, agent, actor = build(tiny_agent_run(**tables))
+    before = dataclasses.replace(task.state)
+    _, transition = traced(task.advance)(before, torch.zeros(6, dtype=torch.long))
+    _, expected = task.advance(before, torch.zeros(6, dtype=torch.long))
+    assert torch.equal(transition.observation, expected.observation)
+    for _ in range(3):
+        unroll = actor.unroll()
+    step = (unroll.observation[:, 0], unroll.action[:, 0], unroll.reward[:, 0], unroll.start[:, 0])
+    torch.testing.assert_close(traced(agent.inputs)(*step), agent.inputs(*step))
+    words = unroll.observation, unroll.action, unroll.reward, unroll.start, unroll.state
+    found, expected = traced(agent)(*words), agent(*words)
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(found.values, expected.values)
