@@ -13,7 +13,7 @@ from compressive import CompressiveLM
 from compressive.config import RunConfig
 from compressive.parallel import World, join
 from compressive.run import Run
-from compressive.training import checkpoint, loop
+from compressive.training import checkpoint, loop, step
 
 
 class FaultyOnOne(CompressiveLM):
@@ -36,14 +36,14 @@ def train(world: World, folder: str, config: dict, dtype: str = "float64", fault
     if fault == "nan on one":
         loop.build_model = FaultyOnOne
     if fault == "signal to all" or (fault == "signal to one" and world.rank == 1):
-        real = loop.is_update
+        real = step.is_update
 
-        def interrupted(step, options):
-            if step == 7:
+        def interrupted(number, options):
+            if number == 7:
                 signal.raise_signal(signal.SIGTERM)
-            return real(step, options)
+            return real(number, options)
 
-        loop.is_update = interrupted
+        step.is_update = interrupted
     if fault == "one cannot load" and world.rank == 1:
 
         def fail(*_):

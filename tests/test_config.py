@@ -88,7 +88,7 @@ def test_unknown_names_are_refused():
         ModelConfig.from_preset("enwik8", n_layer=3)
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", preset_names("data"))
 def test_every_preset_is_a_model(name):
     config = RunConfig.from_preset(name).model
     with torch.device("meta"):
@@ -122,6 +122,6 @@ def test_the_enwik8_transformer_xl_has_the_published_277_million_parameters():
 
 
 def test_preset_files_hold_known_fields_only():
-    for name in preset_names():
+    for name in preset_names("data"):
         known = {field.name for field in dataclasses.fields(RunConfig.from_preset(name).model)}
         assert set(load_preset(name)["model"]) <= known

@@ -88,3 +88,13 @@ def test_written_into_another_in_place():
     assert held["parts.0.maybe"].data_ptr() == target.parts[0].maybe.data_ptr()
     target.copy_(target)  # what is there already is left alone
     assert same(target, source)
+
+
+def test_replaced_in_place_if_a_condition_holds():
+    mine, other = sample(), sample().map(lambda x: torch.ones_like(x))
+    held = mine.x
+    assert mine.replace_(torch.tensor(False), other).x is held
+    assert same(mine, sample())
+    mine.replace_(torch.tensor(True), other)
+    assert mine.x is held
+    assert same(mine, other)
