@@ -34,7 +34,8 @@ def everything(step):
 def test_a_step_reports_losses_and_norms_and_changes_parameters_and_memory():
     step, read = make(), windows(0)
     before = everything(step)
-    want = step.forward(read.tokens[0], step.memory, targets=read.targets[0])
+    with torch.no_grad():
+        want = step.forward(read.tokens[0], step.memory, targets=read.targets[0])
     task, compression, norm, compressor_norm, finite, asked = step(read, 1, asked=True).tolist()
     assert task == pytest.approx(float(want.nll.mean()))
     assert compression == pytest.approx(float(want.compression_loss))
