@@ -48,9 +48,12 @@ class Step:
         self.forward = world.wrap(model, options)
         self.named: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         self.groups = model.task_parameters(), model.compressor_parameters()  # they are clipped apart
-        cuda = self.device.type == "cuda"
-        rate = torch.tensor(options.learning_rate, device=self.device) if cuda else options.learning_rate
-        self.optimiser = _optimiser(list(self.named.values()), rate, capturable=cuda)
+        # Bands of a vocabulary ask the device which tokens are theirs; gradients of many processes meet elsewhere.
+        self.captures = self.device.type == "cuda" and options.cuda_graph and world.size == 1
+        self.captures &= options.parallel != "fsdp" and not isinstance(model.embedding, AdaptiveEmbedding)
+        # A captured update reads its rate from the device.
+        rate = torch.tensor(options.learning_rate, device=self.device) if self.captures else options.learning_rate
+        self.optimiser = _optimiser(list(self.named.values()), rate, self.captures)
         self.memory = model.initial_memory(lanes)
         if options.precision == "bf16":  # as all products with it are; usage and flags stay
             self.memory = self.memory.map(lambda x: x.bfloat16() if x.ndim == 3 else x)
@@ -60,10 +63,6 @@ class Step:
         self.asked = torch.zeros((), device=self.device)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=options.precision == "bf16")
         self.keep = _keeper(options, self.device)
-        # Bands of a vocabulary ask the device which tokens are theirs; gradients of many processes meet elsewhere.
-        self.captures = cuda and options.cuda_graph and world.size == 1
-        self.captures &= not isinstance(model.embedding, AdaptiveEmbedding)
-        self.captures &= options.parallel != "fsdp"
         self.graphs: dict[tuple[bool, bool], tuple[torch.cuda.CUDAGraph, Windows, Tensor]] = {}
         self.taken: dict[tuple[bool, bool], int] = {}
 
