@@ -46,6 +46,8 @@ def test_kernels_agree_with_the_readable_attention(fused, name, segmented, separ
     valid = torch.rand(B, C + M, generator=draw) > 0.3
     valid[0] = True  # a lane that sees all of its memory
     ids = (torch.rand(B, T, generator=draw) < 0.15).cumsum(dim=1) if segmented else None
+    if ids is not None:
+        ids[0] = 0  # and in which no document starts
 
     def heads(x):
         return x.transpose(-3, -2)
@@ -58,7 +60,7 @@ def test_kernels_agree_with_the_readable_attention(fused, name, segmented, separ
     expected = torch.autograd.grad(want, leaves, gradient)
 
     inputs = [x.float().to(DEVICE) for x in (query, key_value, u, v_near, v_far, r_near, r_far)]
-    open_lanes = valid.all(dim=1) & (ids is None)
+    open_lanes = valid.all(dim=1) & (torch.tensor(True) if ids is None else ids[:, -1] == 0)
     masks = [None if x is None else x.to(DEVICE) for x in (valid, open_lanes, ids)]
     rest = (*masks, C, separate)
     got, *kept = fused.attend(*inputs, *rest)

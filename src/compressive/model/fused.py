@@ -328,8 +328,11 @@ def _backward_slots(
     earliest = tl.maximum(start - (N - T), 0) // BLOCK * BLOCK  # no query before it sees these slots
     middle = tl.minimum(tl.cdiv(tl.maximum(start + BLOCK - 1 - (N - T), 0), BLOCK), tl.cdiv(T, BLOCK)) * BLOCK
     there = (tl.load(valid + lane * (N - T) + slots, mask=slots < N - T, other=1) != 0) & (slots < end)
-    if HAS_SEGMENTS or tl.min(there.to(tl.int32), 0) == 0:
+    if tl.min(there.to(tl.int32), 0) == 0:
         middle = tl.cdiv(T, BLOCK) * BLOCK
+    if HAS_SEGMENTS:  # noqa: SIM102  # a compiler's `if`, then one of the kernel's
+        if tl.load(open_lanes + lane) == 0:
+            middle = tl.cdiv(T, BLOCK) * BLOCK
     for masked in tl.static_range(1, -1, -1):  # from `middle` on every query sees all of these slots
         for first in range(earliest if masked else middle, middle if masked else T, BLOCK):
             queries = first + tl.arange(0, BLOCK)
@@ -381,7 +384,9 @@ def fused_attention(
     far, near = (x.transpose(0, 1) for x in (positions.far, positions.near))
     separate = positions.far is not positions.near
     inputs = (query, projected.key_value, *biases, near.to(query.dtype), far.to(query.dtype))
-    open_lanes = memory_valid.all(dim=1) if segment_ids is None else memory_valid.new_zeros(len(memory_valid))
+    open_lanes = memory_valid.all(dim=1)
+    if segment_ids is not None:
+        open_lanes = open_lanes & (segment_ids[:, -1] == 0)
     settings = (memory_valid, open_lanes, segment_ids, n_compressed, separate)
     out, lse, queries = attend(*inputs, *settings)
     usage = None
@@ -426,9 +431,9 @@ def attend(
     """Attend: queries (B, T, H, K), keys and values (B, N, 2, H, K), biases (H, K), tables r (N + T, H, K).
 
     valid (B, C + M) and segments (B, T) as in `relative_attention`; open_lanes (B,): lanes whose every query sees all
-    of its memory, which takes fewer masks. Where positions are not separate, give the near ones twice. Returns
-    (B, T, H, K), and what the way back needs: the logarithm to base 2 of each query's sum of weights, (B, H, T), and
-    queries with their biases, content, near and, where it differs, far, (2 or 3, B, T, H, K).
+    of its memory, and in which no document starts: they take fewer masks. Where positions are not separate, give the
+    near ones twice. Returns (B, T, H, K), and what the way back needs: the logarithm to base 2 of each query's sum of
+    weights, (B, H, T), and queries with their biases, content, near and, where it differs, far, (2 or 3, B, T, H, K).
     """
     B, T, H, _ = query.shape
     tiles = _Tiles(key_value, r_near, r_far, valid, open_lanes, segments, n_compressed, separate)
