@@ -33,8 +33,10 @@ BLOCK = 64
 LOG2_E = math.log2(math.e)
 
 
-def _stages(head_width: int) -> dict[str, int]:
+def _stages(head_width: int, dtype: torch.dtype) -> dict[str, int]:
     """How many loads of each kernel are in flight: what shared memory holds for two programs side by side."""
+    if dtype == torch.float32:
+        return {"forward": 1, "queries": 1, "slots": 1}
     return {"forward": 3, "queries": 2, "slots": 2} if head_width <= 64 else {"forward": 3, "queries": 1, "slots": 1}
 
 
@@ -412,7 +414,7 @@ class _Tiles:
         self.scale = 1 / math.sqrt(K)
         self.sizes = (H, T, N, n_compressed, key_value.stride(0), key_value.stride(1))
         self.constants = {"SEPARATE": separate, "HAS_SEGMENTS": segments is not None, "BLOCK": BLOCK, "BLOCK_K": K}
-        self.stages = _stages(K)
+        self.stages = _stages(K, key_value.dtype)
         self.n_blocks = triton.cdiv(T, BLOCK)
         n_far = n_compressed if separate else 0
         self.n_slots = triton.cdiv(n_far, BLOCK) + triton.cdiv(N - n_far, BLOCK)
