@@ -11,7 +11,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
 
@@ -22,35 +22,48 @@ if TYPE_CHECKING:
     from compressive.data.tokenizer import Tokenizer
 
 
+Config = TypeVar("Config")
+
+
 @dataclass(frozen=True)
-class Run:
-    """A training run on disk."""
+class Folder(Generic[Config]):
+    """A training run on disk, of whatever kind."""
 
     folder: Path
-    config: RunConfig
+    config: Config
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Open an existing run."""
-        try:
-            tables = json.loads((folder / "config.json").read_text("utf-8"))
-        except FileNotFoundError:
-            raise FileNotFoundError(
-                f"{folder} is not a run: it holds no config.json; train one: compressive train PRESET --out {folder}"
-            ) from None
-        return cls(folder, RunConfig.from_tables(tables))
-
-    @classmethod
-    def create(cls, folder: Path, config: RunConfig) -> Self:
-        """Begin a run in a folder that holds none yet."""
+    def create(cls, folder: Path, config: Config) -> Self:
+        """Begin a run in a folder that holds none yet, or write down what a resumed one is told."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1), "utf-8")
+        tables = dataclasses.asdict(config)  # type: ignore[call-overload]
+        (folder / "config.json").write_text(json.dumps(tables, indent=1), "utf-8")
         return cls(folder, config)
 
     @property
     def checkpoints(self) -> Path:
         """Where checkpoints are kept."""
         return self.folder / "checkpoints"
+
+
+def read_config(folder: Path, command: str) -> dict[str, Any]:
+    """Read a run's configuration, as tables; `command` is what trains one."""
+    try:
+        tables: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{folder} is not a run: it holds no config.json; train one: {command} PRESET --out {folder}"
+        ) from None
+    return tables
+
+
+class Run(Folder[RunConfig]):
+    """A training run on text or sound."""
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Open an existing run."""
+        return cls(folder, RunConfig.from_tables(read_config(folder, "compressive train")))
 
     def corpus(self, data_dir: Path | None = None) -> "Corpus":
         """Open the corpus that the run was trained on."""

@@ -1,8 +1,5 @@
 """An agent's run on disk, as text has it: config.json, environment.jsonl, metrics.jsonl, checkpoints/."""
 
-import dataclasses
-import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -11,40 +8,20 @@ import torch
 from compressive.rl.agent import Agent
 from compressive.rl.config import AgentRun
 from compressive.rl.task import Task
+from compressive.run import Folder, read_config
 from compressive.training import checkpoint
 
 
-@dataclass(frozen=True)
-class AgentFolder:
+class AgentFolder(Folder[AgentRun]):
     """A run's folder with its configuration."""
-
-    folder: Path
-    config: AgentRun
 
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Open an existing run."""
-        try:
-            tables = json.loads((folder / "config.json").read_text("utf-8"))
-        except FileNotFoundError:
-            raise FileNotFoundError(
-                f"{folder} is not a run: it holds no config.json; train one: compressive rl train PRESET --out {folder}"
-            ) from None
+        tables = read_config(folder, "compressive rl train")
         if "task" not in tables:
             raise ValueError(f"{folder} is no agent's run, but one on text; train one: compressive rl train PRESET")
         return cls(folder, AgentRun.from_tables(tables))
-
-    @classmethod
-    def create(cls, folder: Path, config: AgentRun) -> Self:
-        """Begin a run in a folder that holds none yet, or write down what a resumed one is told."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1), "utf-8")
-        return cls(folder, config)
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where checkpoints are kept."""
-        return self.folder / "checkpoints"
 
     def agent(self, task: Task, device: torch.device) -> tuple[Agent, int]:
         """Build the agent for a task with the newest weights; also say of which step they are."""
