@@ -82,7 +82,7 @@ class Recorder:
 
     def left(self, step: int) -> float:
         """How many seconds the rest will take, at this sitting's speed."""
-        done, rest = step - self.first_step, self.config.train.steps - step
+        done, rest = step - self.first_step, max(0, self.config.train.steps - step)  # an agent's unroll may overshoot
         return (time.monotonic() - self.began) / max(done, 1) * rest
 
     def evaluation(self, step: int, split: str, values: dict[str, float | None], best: bool = False) -> None:
