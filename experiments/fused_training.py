@@ -19,7 +19,7 @@ import torch
 from compressive.config import RunConfig
 from compressive.data.corpus import Lanes
 from compressive.data.prepare import prepare
-from compressive.run import Run
+from compressive.run import Run, pick_device
 from compressive.trained import Trained
 from compressive.training.loop import describe_environment, train
 
@@ -75,9 +75,7 @@ def difference(curves: dict[str, list[dict[str, float]]]) -> float:
 
 def gradients(run: Run) -> dict[str, dict[str, float]]:
     """Errors of the gradients of one batch, of all parameters and of the worst."""
-    trained, device = Trained.load(run), torch.device(run.config.train.device.replace("auto", "cuda"))
-    if not torch.cuda.is_available():
-        device = torch.device("cpu")
+    trained, device = Trained.load(run), pick_device(run.config.train.device)
     model = trained.model(trained.config, str(device)).train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):

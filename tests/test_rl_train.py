@@ -165,19 +165,19 @@ def test_a_signal_saves_and_the_run_goes_on(tmp_path):
 
 def test_two_actors_apart(tmp_path):
     """Two Ray processes act, this one learns; then it goes on with none."""
-    run = tiny_agent_run(train={"actors": 2, "steps": 6 * 16 * 4, "batch": 3, "learning_rate": 1e-3})
+    run = tiny_agent_run(train={"actors": 2, "steps": 18 * 16 * 4, "batch": 3, "learning_rate": 1e-3})
     out = str(tmp_path / "run")
     done = command("rl", "train", "rooms", *flags(run), "--out", out)
     assert done.returncode == 0, done.stderr
     assert "2 actors apart" in done.stdout
     rows = curve(tmp_path / "run")
-    assert rows[-1]["step"] == 384
+    assert rows[-1]["step"] == 1152
     assert all(row["finite"] == 1 for row in rows)
     ratios = [row["ratio"] for row in rows]
     assert any(abs(ratio - 1) > 1e-6 for ratio in ratios)  # some acted with weights older than those that learn
-    alone = dataclasses.replace(run, train=dataclasses.replace(run.train, actors=0, steps=480))
+    alone = dataclasses.replace(run, train=dataclasses.replace(run.train, actors=0, steps=1248))
     assert train(start(tmp_path / "run", alone)) == 0
-    assert curve(tmp_path / "run")[-1]["step"] == 480
+    assert curve(tmp_path / "run")[-1]["step"] == 1248
 
 
 def test_an_actor_that_dies_is_replaced(monkeypatch):

@@ -308,3 +308,17 @@ def test_a_training_step_asks_the_device_nothing(compression):
         out = model(tokens, model.initial_memory(2), targets=tokens, starts=tokens.bool())
         (out.nll.mean() + out.compression_loss).backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("which", ["recent", "compressed"])
+def test_whoever_attaches_a_memory_gets_its_gradient(which):
+    """Memory that has no graph costs no gradient; one that has must not lose it."""
+    config = tiny_config()
+    model = build(config).train()
+    memory = model.initial_memory(2).map(lambda x: torch.randn_like(x) if x.is_floating_point() else x)
+    leaf = getattr(memory.layers[0], which).requires_grad_()
+    tokens = random_tokens(config, 2, config.window)
+    with torch.enable_grad():
+        model(tokens, memory, targets=tokens).nll.sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.abs().sum() > 0

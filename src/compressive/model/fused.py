@@ -123,6 +123,12 @@ def _load_whole(pointer, rows, stride, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
+def _load_slots(pointer, slots, N, stride, MASKED: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Keys or values; where tiles need masks the last may reach beyond the last slot."""
+    return _load(pointer, slots, N, stride, BLOCK_K) if MASKED else _load_whole(pointer, slots, stride, BLOCK_K)
+
+
+@triton.jit
 def _load_table(pointer, rows, n_rows, stride, BLOCK_K: tl.constexpr):
     """Rows of r. Those outside of it meet only queries and slots that do not exist: any number will do."""
     return _load_whole(pointer, tl.minimum(tl.maximum(rows, 0), n_rows - 1), stride, BLOCK_K)
@@ -205,12 +211,8 @@ def _forward(
             for at in range(middle if masked else begin, end if masked else middle, BLOCK):
                 slots = at + order
                 high = _by_row(qp, _load_table(r, slots - first + T, N + T, H * BLOCK_K, BLOCK_K))
-                if masked:
-                    k = _load(key, slots, N, kv_stride, BLOCK_K)
-                    x = _load(value, slots, N, kv_stride, BLOCK_K)
-                else:
-                    k = _load_whole(key, slots, kv_stride, BLOCK_K)
-                    x = _load_whole(value, slots, kv_stride, BLOCK_K)
+                k = _load_slots(key, slots, N, kv_stride, masked, BLOCK_K)
+                x = _load_slots(value, slots, N, kv_stride, masked, BLOCK_K)
                 scores = tl.dot(qc, tl.trans(k), _to_slots(low, high, BLOCK), input_precision="ieee")
                 if masked:
                     seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, end, HAS_SEGMENTS)
@@ -269,12 +271,8 @@ def _backward_queries(
                 slots = at + order
                 rows = slots - first + T
                 high = _by_row(qp, _load_table(r, rows, N + T, H * BLOCK_K, BLOCK_K))
-                if masked:
-                    k = _load(key, slots, N, kv_stride, BLOCK_K)
-                    x = _load(value, slots, N, kv_stride, BLOCK_K)
-                else:
-                    k = _load_whole(key, slots, kv_stride, BLOCK_K)
-                    x = _load_whole(value, slots, kv_stride, BLOCK_K)
+                k = _load_slots(key, slots, N, kv_stride, masked, BLOCK_K)
+                x = _load_slots(value, slots, N, kv_stride, masked, BLOCK_K)
                 scores = tl.dot(qc, tl.trans(k), _to_slots(low, high, BLOCK), input_precision="ieee")
                 if masked:
                     seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, end, HAS_SEGMENTS)

@@ -73,7 +73,8 @@ class Layer(nn.Module):
         """Lines 5 to 12; returns the next layer's input, this layer's next memory and its compression loss."""
         slots = self.normed(memory.slots(h))  # line 5
         # With post-norm all that a gradient could do in memory is vanish; only BPTT keeps a graph there.
-        frozen = 0 if self.pre_norm or memory.compressed.requires_grad else self.n_memory
+        attached = memory.compressed.requires_grad or memory.recent.requires_grad
+        frozen = 0 if self.pre_norm or attached else self.n_memory
         projected = self.attention.project(slots[:, -h.shape[1] :], slots, frozen)
         attention, usage = self.attention(  # line 6
             projected,

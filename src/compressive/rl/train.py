@@ -6,8 +6,6 @@ compressive rl train rooms-fast --out runs/rooms-fast
 import contextlib
 import json
 import math
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +28,7 @@ from compressive.training.loop import (
     PATIENCE,
     DivergedError,
     Late,
+    Stopwatch,
     noted_signals,
     peak_gib,
     shrug_off,
@@ -129,14 +128,14 @@ def train(run: AgentFolder) -> int:
     return FINISHED
 
 
-class Tally:
+class Tally(Stopwatch):
     """Sums up what updates report, watches for divergence, measures speed."""
 
     def __init__(self, device: torch.device, step: int, comparable: bool) -> None:
-        self.device, self.step, self.comparable = device, step, comparable
+        super().__init__(device)
+        self.step, self.comparable = step, comparable
         self.rows: list[list[float]] = []
         self.in_a_row = 0
-        self.clock = time.monotonic()
 
     def add(self, step: int, row: list[float] | None) -> None:
         """Take the numbers of one update, if there are any."""
@@ -154,20 +153,10 @@ class Tally:
                 "is good: lower train.learning-rate or train.clip, or try train.precision fp32"
             )
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do not count the time that something else takes."""
-        self._wait()
-        began = time.monotonic()
-        yield
-        self.clock += time.monotonic() - began
-
     def take(self, step: int) -> dict[str, float | None]:
         """Give averages and counts since the last time."""
         rows, self.rows = np.array(self.rows or [[math.nan] * (len(FIGURES) + len(OUTCOMES))]), []
-        self._wait()
-        now = time.monotonic()
-        speed, self.clock, self.step = (step - self.step) / max(now - self.clock, 1e-9), now, step
+        speed, self.step = (step - self.step) / self.lap(), step
         means = dict(zip(FIGURES, rows[:, : len(FIGURES)].mean(axis=0), strict=True))
         sums = dict(zip(OUTCOMES, rows[:, len(FIGURES) :].sum(axis=0), strict=True))
         return {
@@ -176,10 +165,6 @@ class Tally:
             "steps_per_second": speed,
             "peak_gib": peak_gib(self.device),
         }
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 def scores(outcomes: dict[str, float], comparable: bool) -> dict[str, float | None]:

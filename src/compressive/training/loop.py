@@ -177,18 +177,46 @@ class Late:
         return numbers
 
 
-class Tally:
+class Stopwatch:
+    """Measures stretches of work on a device, and can be paused."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.clock = device, time.monotonic()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time that something else takes."""
+        self._wait()
+        began = time.monotonic()
+        yield
+        self.clock += time.monotonic() - began
+
+    def lap(self) -> float:
+        """Seconds since the last time."""
+        self._wait()
+        now = time.monotonic()
+        seconds, self.clock = now - self.clock, now
+        return max(seconds, 1e-9)
+
+    def _wait(self) -> None:
+        """Let the device finish, before the clock is read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class Tally(Stopwatch):
     """Averages what steps report, watches for divergence, measures speed."""
 
     def __init__(self, config: RunConfig, world: World, step: int) -> None:
-        self.device, self.speaks = world.device, world.is_first
+        super().__init__(world.device)
+        self.speaks = world.is_first
         self.tokens_per_step = config.train.batch * config.train.unroll * config.model.window
         self.flops = training_flops_per_token(config.model)
         peak = peak_flops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
         self.peak = None if peak is None else peak * world.size
         self.rows: list[list[float]] = []
         self.in_a_row = 0
-        self.clock, self.steps = time.monotonic(), step
+        self.steps = step
 
     def add(self, step: int, row: list[float] | None) -> bool:
         """Take the numbers of one step, if there are any; say whether a process was asked to stop."""
@@ -209,27 +237,11 @@ class Tally:
             )
         return bool(asked)
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do not count the time that something else takes."""
-        self._wait()
-        began = time.monotonic()
-        yield
-        self.clock += time.monotonic() - began
-
-    def _wait(self) -> None:
-        """Let the device finish, before the clock is read."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def take(self, step: int, rate: float, tokens: int) -> dict[str, float | None]:
         """Give the averages since the last time."""
         rows, self.rows = np.array(self.rows or [[math.nan] * 4]), []
-        self._wait()
-        now = time.monotonic()
-        seconds, self.clock = now - self.clock, now
         steps, self.steps = step - self.steps, step
-        speed = steps * self.tokens_per_step / max(seconds, 1e-9)
+        speed = steps * self.tokens_per_step / self.lap()
         loss, compression, norm, compressor_norm = (float(x) for x in rows.mean(axis=0))
         return {
             "tokens": tokens,
