@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import build, tiny_config
 
-from compressive.model.attention import Biases, Positions, Projected, relative_attention
+from compressive.model.attention import KERNEL_WIDTHS, Biases, Positions, Projected, relative_attention
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -26,6 +26,7 @@ SHAPES = {  # lanes, heads, window, compressed, recent, width of a head
     "no memory": (2, 1, 17, 0, 0, 32),
     "no recent": (2, 1, 16, 35, 0, 16),
     "tiny": (2, 1, 3, 2, 1, 16),
+    "nothing remembered": (2, 1, 17, 16, 20, 64),
 }
 
 
@@ -45,6 +46,7 @@ def test_kernels_agree_with_the_readable_attention(fused, name, segmented, separ
     leaves = [query, key_value, u, v_near, r_near] + [v_far, r_far] * separate
     valid = torch.rand(B, C + M, generator=draw) > 0.3
     valid[0] = True  # a lane that sees all of its memory
+    valid[1] &= name != "nothing remembered"  # whole tiles of which nothing is seen
     ids = (torch.rand(B, T, generator=draw) < 0.15).cumsum(dim=1) if segmented else None
     if ids is not None:
         ids[0] = 0  # and in which no document starts
@@ -104,6 +106,14 @@ def test_half_precision(fused, size, separate):
     found = [got.transpose(1, 2).cpu(), *given]
     for a, b in zip(found, expected, strict=True):
         assert (a - b).norm() < 0.02 * b.norm()
+
+
+@pytest.mark.parametrize("width", KERNEL_WIDTHS)
+def test_a_hidden_score_is_exact_when_scaled(fused, width):
+    """GPUs round a product and a difference once, together: equal scores must leave no error of rounding behind."""
+    hidden, scale = torch.tensor(fused.HIDDEN.value), torch.tensor(width**-0.5 * fused.LOG2_E)
+    assert float(hidden * scale) == float(hidden) * float(scale)
+    assert float(hidden * scale) < -1e20
 
 
 def test_shapes_are_known_without_running(fused):

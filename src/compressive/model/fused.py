@@ -31,6 +31,9 @@ from compressive.model.attention import Biases, Positions, Projected
 
 BLOCK = 64
 LOG2_E = math.log2(math.e)
+HIDDEN = tl.constexpr(-(2.0**100))
+"""The score of what may not be seen. Times a scale it is exact, as a power of two: a product and a difference that the
+compiler joins round once, and two equal scores would else differ by an error beyond all exponents."""
 
 
 def _stages(head_width: int, dtype: torch.dtype) -> dict[str, int]:
@@ -50,7 +53,7 @@ def _order(BLOCK: tl.constexpr):
 @triton.jit
 def _pack(x, KIND: tl.constexpr):
     """Neighbouring columns as one word of two 16-bit numbers; float32 stays as it is."""
-    if tl.float32 == KIND:
+    if KIND == tl.float32:  # noqa: SIM300  # the other way round it is never true where this is compiled
         return x
     bits = x.to(KIND).to(tl.uint16, bitcast=True).to(tl.uint32)
     first, second = tl.split(tl.reshape(bits, (bits.shape[0], bits.shape[1] // 2, 2)))
@@ -59,7 +62,7 @@ def _pack(x, KIND: tl.constexpr):
 
 @triton.jit
 def _unpack(words, KIND: tl.constexpr):
-    if tl.float32 == KIND:
+    if KIND == tl.float32:  # noqa: SIM300  # the other way round it is never true where this is compiled
         return words
     first = (words & 0xFFFF).to(tl.uint16).to(KIND, bitcast=True)
     second = (words >> 16).to(tl.uint16).to(KIND, bitcast=True)
@@ -193,7 +196,7 @@ def _forward(
     qc = (q + tl.load(u + head * BLOCK_K + columns)[None, :]).to(q.dtype)
     _store(q_content + at_queries, queries, T, H * BLOCK_K, qc, BLOCK_K)
 
-    largest = tl.full([BLOCK], -1e30, tl.float32)
+    largest = tl.full([BLOCK], HIDDEN, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     sums = tl.zeros([BLOCK, BLOCK_K], tl.float32)
     for part in tl.static_range(0, 2 if SEPARATE else 1):
@@ -216,7 +219,7 @@ def _forward(
                 scores = tl.dot(qc, tl.trans(k), _to_slots(low, high, BLOCK), input_precision="ieee")
                 if masked:
                     seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, end, HAS_SEGMENTS)
-                    scores = tl.where(seen, scores, -1e30)
+                    scores = tl.where(seen, scores, HIDDEN)
                 # A row that has seen nothing yet sums up nonsense, which its first real score shrinks to nothing.
                 new_largest = tl.maximum(largest, tl.max(scores, 1))
                 weights = tl.math.exp2(scores * scale - (new_largest * scale)[:, None])
@@ -276,7 +279,7 @@ def _backward_queries(
                 scores = tl.dot(qc, tl.trans(k), _to_slots(low, high, BLOCK), input_precision="ieee")
                 if masked:
                     seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, end, HAS_SEGMENTS)
-                    scores = tl.where(seen, scores, -1e30)
+                    scores = tl.where(seen, scores, HIDDEN)
                 weights = tl.math.exp2(scores * scale - norm[:, None])
                 ds = weights * (tl.dot(do, tl.trans(x), input_precision="ieee") - mean[:, None])
                 dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
@@ -346,7 +349,7 @@ def _backward_slots(
             scores = tl.dot(k, tl.trans(qc), tl.trans(_to_slots(low, high, BLOCK)), input_precision="ieee")
             if masked:
                 seen = _visible(valid, segments, lane, queries[None, :], slots[:, None], T, N, end, HAS_SEGMENTS)
-                scores = tl.where(seen, scores, -1e30)
+                scores = tl.where(seen, scores, HIDDEN)
             weights = tl.math.exp2(scores * scale - norm[None, :])
             if USAGE:
                 received += tl.sum(weights, 1)
