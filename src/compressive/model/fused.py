@@ -50,23 +50,30 @@ def _order(BLOCK: tl.constexpr):
     return (i >> 1) + (i & 1) * (BLOCK // 2)
 
 
+# What comes after a `return` in an `if` would be compiled too: each of these has one way out.
+
+
 @triton.jit
 def _pack(x, KIND: tl.constexpr):
     """Neighbouring columns as one word of two 16-bit numbers; float32 stays as it is."""
-    if KIND == tl.float32:  # noqa: SIM300  # the other way round it is never true where this is compiled
-        return x
-    bits = x.to(KIND).to(tl.uint16, bitcast=True).to(tl.uint32)
-    first, second = tl.split(tl.reshape(bits, (bits.shape[0], bits.shape[1] // 2, 2)))
-    return first | (second << 16)
+    if tl.float32 == KIND:
+        words = x
+    else:
+        bits = x.to(KIND).to(tl.uint16, bitcast=True).to(tl.uint32)
+        first, second = tl.split(tl.reshape(bits, (bits.shape[0], bits.shape[1] // 2, 2)))
+        words = first | (second << 16)
+    return words
 
 
 @triton.jit
 def _unpack(words, KIND: tl.constexpr):
-    if KIND == tl.float32:  # noqa: SIM300  # the other way round it is never true where this is compiled
-        return words
-    first = (words & 0xFFFF).to(tl.uint16).to(KIND, bitcast=True)
-    second = (words >> 16).to(tl.uint16).to(KIND, bitcast=True)
-    return tl.reshape(tl.join(first, second), (words.shape[0], words.shape[1] * 2))
+    if tl.float32 == KIND:
+        x = words
+    else:
+        first = (words & 0xFFFF).to(tl.uint16).to(KIND, bitcast=True)
+        second = (words >> 16).to(tl.uint16).to(KIND, bitcast=True)
+        x = tl.reshape(tl.join(first, second), (words.shape[0], words.shape[1] * 2))
+    return x
 
 
 @triton.jit
@@ -74,16 +81,18 @@ def _turn(x, SIGN: tl.constexpr, BLOCK: tl.constexpr):
     """Give column c of query t what was in column (c + SIGN·(t + 1)) mod BLOCK."""
     if x.dtype == tl.float32:
         source = (_order(BLOCK)[None, :] + SIGN * (tl.arange(0, BLOCK)[:, None] + 1)) & (BLOCK - 1)
-        return tl.gather(x, source % (BLOCK // 2) * 2 + source // (BLOCK // 2), 1)
-    # A warp holds 16 neighbouring queries of a product, but every fourth of a gather: in this order of queries no word
-    # has to leave its warp.
-    row = tl.arange(0, BLOCK)[:, None]
-    query = (row % (BLOCK // 16)) * 16 + row // (BLOCK // 16)
-    source = tl.arange(0, BLOCK // 2)[None, :] + SIGN * (query + 1)
-    x = tl.reshape(tl.permute(tl.reshape(x, (BLOCK // 16, 16, BLOCK // 2)), (1, 0, 2)), (BLOCK, BLOCK // 2))
-    x = tl.gather(x, source & (BLOCK // 2 - 1), 1)
-    x = tl.where((source & (BLOCK // 2)) != 0, (x >> 16) | (x << 16), x)
-    return tl.reshape(tl.permute(tl.reshape(x, (16, BLOCK // 16, BLOCK // 2)), (1, 0, 2)), (BLOCK, BLOCK // 2))
+        turned = tl.gather(x, source % (BLOCK // 2) * 2 + source // (BLOCK // 2), 1)
+    else:
+        # A warp holds 16 neighbouring queries of a product, but every fourth of a gather: in this order of queries no
+        # word has to leave its warp.
+        row = tl.arange(0, BLOCK)[:, None]
+        query = (row % (BLOCK // 16)) * 16 + row // (BLOCK // 16)
+        source = tl.arange(0, BLOCK // 2)[None, :] + SIGN * (query + 1)
+        x = tl.reshape(tl.permute(tl.reshape(x, (BLOCK // 16, 16, BLOCK // 2)), (1, 0, 2)), (BLOCK, BLOCK // 2))
+        x = tl.gather(x, source & (BLOCK // 2 - 1), 1)
+        x = tl.where((source & (BLOCK // 2)) != 0, (x >> 16) | (x << 16), x)
+        turned = tl.reshape(tl.permute(tl.reshape(x, (16, BLOCK // 16, BLOCK // 2)), (1, 0, 2)), (BLOCK, BLOCK // 2))
+    return turned
 
 
 @triton.jit
@@ -91,12 +100,13 @@ def _from_both(low, high, BLOCK: tl.constexpr):
     """Columns from BLOCK - 1 - query on of the first, those before of the second."""
     query = tl.arange(0, BLOCK)[:, None]
     if low.dtype == tl.float32:
-        return tl.where(_order(BLOCK)[None, :] >= BLOCK - 1 - query, low, high)
-    column = tl.arange(0, BLOCK // 2)[None, :]
-    first = tl.where(column >= BLOCK - 1 - query, 0x0000FFFF, 0).to(tl.uint32)
-    second = tl.where(column + BLOCK // 2 >= BLOCK - 1 - query, 0xFFFF0000, 0).to(tl.uint32)
-    mask = first | second
-    return (low & mask) | (high & ~mask)
+        both = tl.where(_order(BLOCK)[None, :] >= BLOCK - 1 - query, low, high)
+    else:
+        column = tl.arange(0, BLOCK // 2)[None, :]
+        first = tl.where(column >= BLOCK - 1 - query, 0x0000FFFF, 0).to(tl.uint32)
+        second = tl.where(column + BLOCK // 2 >= BLOCK - 1 - query, 0xFFFF0000, 0).to(tl.uint32)
+        both = (low & (first | second)) | (high & ~(first | second))
+    return both
 
 
 @triton.jit
