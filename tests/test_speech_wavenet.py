@@ -55,6 +55,24 @@ def test_the_receptive_field_is_counted_right(config):
     assert config.receptive_field == 1 + (config.kernel - 1) * sum(config.dilations)
 
 
+def test_what_is_compiled_for_one_layer_serves_layers_of_other_dilations():
+    """The first layer's, the middle ones' and the last one's, which adds to nothing."""
+    torch._dynamo.reset()
+    model, graphs = build(tiny_wavenet(n_layers=12, cycle=6, window=64)), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    with torch.no_grad():
+        expected, _ = read_by(model, samples(2, 128), 64)
+        for layer in model.trunk.layers:
+            layer.compile(fullgraph=True, backend=count)
+        found, _ = read_by(model, samples(2, 128), 64)
+    assert len(graphs) == 3
+    torch.testing.assert_close(found, expected)
+
+
 def test_the_paper_s_wavenet_sees_6139_samples_through_30_layers():
     config = RunConfig.from_preset("speech-wavenet").model
     assert config.n_layers == 30

@@ -111,7 +111,10 @@ class World:
         if options.compile:
             # The compiler looks at the gradient of every input, and is warned that a layer's has none.
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-            for layer in layers:  # they are alike: what is compiled for one serves all
+            # They are alike: what is compiled for one serves all. But first and last ones, evaluation and the ends of
+            # texts may each want their own, and one too many would end the run.
+            torch._dynamo.config.recompile_limit = 64
+            for layer in layers:
                 layer.compile(fullgraph=True)
         if options.parallel == "fsdp":
             if self.background is None:

@@ -68,26 +68,29 @@ class WaveNetLayer(nn.Module):
                 _initialise(linear)
 
     def forward(self, h: Tensor, before: Tensor, age: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Read h (B, T, R) after the inputs `before`; gives the next layer's input, the skip and the next `before`."""
-        T = h.shape[1]
+        """Read h (B, T, R) after the inputs `before`; gives the next layer's input, the skip and the next `before`.
+
+        The dilation is read off a shape, so that what is compiled for one layer serves those of any other.
+        """
+        T, dilation = h.shape[1], before.shape[1] // max(1, self.kernel - 1)
         inputs = torch.cat([before, h], dim=1)
-        taps = [inputs[:, k * self.dilation :][:, :T] for k in range(self.kernel)]
-        h, skip = self.mix(h, taps, age)
+        taps = [inputs[:, k * dilation :][:, :T] for k in range(self.kernel)]
+        h, skip = self.mix(h, taps, age, dilation)
         kept = inputs[:, inputs.shape[1] - before.shape[1] :]
-        return h, skip, kept.detach().to(before.dtype)
+        return h, skip, kept.detach().to(before.dtype).contiguous()  # a part, that does not keep the whole alive
 
     def step(self, h: Tensor, buffer: Tensor, age: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """The same for one sample per lane, h (B, R), which takes the oldest one's place in the buffer."""
         lanes, size = torch.arange(len(h), device=h.device), buffer.shape[1]
         taps = [buffer[lanes, (position + k * self.dilation) % size] for k in range(self.kernel - 1)]
-        output = self.mix(h, [*taps, h], age)
+        output = self.mix(h, [*taps, h], age, self.dilation)
         if size:
             buffer[lanes, position % size] = h.to(buffer.dtype)
         return output
 
-    def mix(self, h: Tensor, taps: Sequence[Tensor], age: Tensor) -> tuple[Tensor, Tensor]:
+    def mix(self, h: Tensor, taps: Sequence[Tensor], age: Tensor, dilation: int) -> tuple[Tensor, Tensor]:
         """The gated unit, given the taps (..., R), oldest first, and how many samples of the clip came before."""
-        reach = [(self.kernel - 1 - k) * self.dilation for k in range(self.kernel)]
+        reach = [(self.kernel - 1 - k) * dilation for k in range(self.kernel)]
         seen = [tap * (age >= distance)[..., None] for tap, distance in zip(taps, reach, strict=True)]
         signal, gate = self.convolution(self.dropout(torch.cat(seen, dim=-1))).chunk(2, dim=-1)
         unit = torch.tanh(signal) * torch.sigmoid(gate)
