@@ -69,7 +69,7 @@ def main() -> int:
     add("--sitting", type=float, default=540, help="seconds after which the command stops, to be continued")
     add("--chunk", type=int, default=3840, help="samples of every lane between two updates")
     add("--batch", type=int, default=8, help="lanes")
-    add("--learning-rate", type=float, default=5e-4, help="highest, of the transformers")
+    add("--learning-rate", type=float, default=6e-4, help="highest, of the transformers")
     add("--wavenet-learning-rate", type=float, default=1e-3, help="highest, of WaveNet")
     add("--clip", type=float, default=0.1, help="largest gradient norm")
     add("--dropout", type=float, default=0.0, help="of all three")
@@ -280,6 +280,9 @@ def evaluate(options: argparse.Namespace, corpus: Corpus, name: str, deadline: f
     found: dict[str, Any] = {}
     for which in ("best", "last"):
         trained = Trained.load(run, which)
+        if which == "last" and trained.step // run.config.train.update_every == found["best"]["update"]:
+            found["last"] = found["best"]
+            continue
         model = trained.model(trained.config, device)
         found[which] = {"update": trained.step // run.config.train.update_every}
         for split in ("train", "valid", "test"):
