@@ -306,7 +306,7 @@ def test_a_build_that_is_killed_twice_keeps_what_both_have_built(some, monkeypat
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_a_build_that_is_killed_goes_on_as_if_nothing_had_happened(tmp_path, how, code):
-    source = put(tmp_path / "raw", {f"{i}.txt": raw(f"{i} words of a book\r\n" * 6_000) for i in range(1, 121)})
+    source = put(tmp_path / "raw", {f"{i}.txt": raw(f"{i} words of a book\r\n" * 18_000) for i in range(1, 121)})
     books = listed(tmp_path / "l.csv", *((i, ("train", "test")[i % 2]) for i in range(1, 121)))
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     command = [
