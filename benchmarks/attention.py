@@ -1,18 +1,23 @@
-"""Attention alone: the fused kernels against plain torch and against flash attention without positions.
+"""Attention alone: the fused kernels against a contender, plain torch, and flash attention without positions.
 
     python benchmarks/attention.py --size base --json attention.json
+    python benchmarks/attention.py --size paper --tune                # sizes of the contender's tiles too
     TRITON_INTERPRET=1 python benchmarks/attention.py --size tiny     # that it runs, not how fast
 
 Times of forward, and of forward and backward, of one layer, median over repeats; errors against plain torch in
-float32. Two numbers bound it: products, at the device's peak, and bytes of queries, keys, values and their gradients,
-at its bandwidth.
+float32. `prescored.py` beside this file is the contender: position scores computed beforehand. Two numbers bound it:
+products, at the device's peak, and bytes of queries, keys, values and their gradients, at its bandwidth.
 """
 
 import argparse
 import json
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 
+import prescored
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,6 +38,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--tune", action="store_true", help="time the contender with other tiles, one kernel at a time")
+    parser.add_argument("--jobs", type=int, default=12, help="with --tune, how many processes compile at once")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -42,16 +49,61 @@ def main() -> None:
         "size": options.size, "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         "torch": torch.__version__, "gigaflops of one product of all queries and slots": case.flops / 1e9,
     }  # fmt: skip
-    ways: dict[str, Callable[[], Tensor]] = {"fused": case.fused, "readable": case.readable, "flash": case.flash}
+    ways: dict[str, Callable[[], Tensor]] = {
+        "fused": case.fused, "prescored": case.prescored, "readable": case.readable, "flash": case.flash
+    }  # fmt: skip
     if device.type == "cuda":
         ways["readable, compiled"] = torch.compile(case.readable)
     for name, way in ways.items():
         found[name] = timed(way, case.leaves, options.repeats, device)
         print(name, found[name], flush=True)
-    found["errors of fused"] = case.errors()
-    print("errors", found["errors of fused"], flush=True)
+    for name in ("fused", "prescored"):
+        found[f"errors of {name}"] = case.errors(ways[name])
+        print("errors of", name, found[f"errors of {name}"], flush=True)
+    if options.tune:
+        found["prescored, tiles"] = tuned(options.size, case, options.repeats, options.jobs)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+TILES: dict[str, list[prescored.Tile]] = {  # what --tune tries
+    "scoring": [(64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 2), (64, 128, 4, 3), (64, 128, 8, 3), (128, 128, 8, 3)],
+    "forward": [(64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2)],
+    "slots": [(32, 64, 4, 2), (32, 64, 4, 3), (64, 64, 4, 2), (32, 128, 8, 2), (32, 128, 8, 3), (64, 128, 8, 2)],
+    "content": [(64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 8, 3), (128, 64, 8, 4)],
+    "positions": [(64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 8, 3)],
+    "table": [(64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 3), (64, 128, 8, 3), (64, 128, 8, 4), (32, 128, 4, 4)],
+}  # fmt: skip
+
+
+def tuned(size: str, case: "Case", repeats: int, jobs: int) -> list[dict[str, object]]:
+    """Times with each kernel's other tiles, the rest as they are."""
+    tries = [(kernel, tile) for kernel, tiles in TILES.items() for tile in tiles]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:  # into the cache of compiled kernels
+        list(pool.map(compiled, repeat(size), *zip(*tries, strict=True)))
+    rows = []
+    for kernel, tile in tries:
+        row: dict[str, object] = {"kernel": kernel, "tile": tile, "times": with_tile(case, kernel, tile, repeats)}
+        rows.append(row)
+        print(*row.values(), flush=True)
+    return rows
+
+
+def compiled(size: str, kernel: str, tile: prescored.Tile) -> None:
+    """Compile the contender with another tile."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with_tile(Case(*SIZES[size], device=device, dtype=dtype), kernel, tile, 1)
+
+
+def with_tile(case: "Case", kernel: str, tile: prescored.Tile, repeats: int) -> dict[str, float] | str:
+    """Times of the contender with another tile."""
+    usual = prescored.TILES[kernel]
+    prescored.TILES[kernel] = {max(usual): tile}
+    try:
+        return timed(case.prescored, case.leaves, repeats, case.valid.device)
+    finally:
+        prescored.TILES[kernel] = usual
 
 
 class Case:
@@ -85,6 +137,10 @@ class Case:
         """The kernels."""
         return fused.fused_attention(*self.inputs(), self.valid, None, self.C)[0]
 
+    def prescored(self) -> Tensor:
+        """Position scores beforehand, then kernels that read them."""
+        return prescored.fused_attention(*self.inputs(), self.valid, None, self.C)[0]
+
     def readable(self, dtype: torch.dtype | None = None) -> Tensor:
         """Plain torch, under autocast as in training."""
         device = self.valid.device.type
@@ -96,12 +152,12 @@ class Case:
         projected = self.inputs()[0]
         return F.scaled_dot_product_attention(projected.query, projected.key, projected.value)
 
-    def errors(self) -> dict[str, float]:
+    def errors(self, way: Callable[[], Tensor]) -> dict[str, float]:
         """Largest difference from float32, as a share of the largest value, of the output and of each gradient."""
         gradient = torch.randn_like(self.flash())
         exact = self.readable(torch.float32)
         want = [exact, *torch.autograd.grad(exact, self.leaves, gradient.float())]
-        got = self.fused()
+        got = way()
         have = [got, *torch.autograd.grad(got, self.leaves, gradient)]
         pairs = zip(("out", *self.tensors), have, want, strict=True)
         return {name: ((a.float() - b.float()).abs().max() / b.float().abs().max()).item() for name, a, b in pairs}

@@ -1,8 +1,11 @@
 """What several tests need: small models in float64, random tokens, the way from a model to the reference."""
 
 import gc
+import importlib
+import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,14 @@ from compressive import CompressiveLM, Memory, ModelConfig
 
 COMPRESSIONS = ["max", "mean", "conv", "dilated", "most_used", "gru", "attention"]
 TRAINABLE = ["conv", "dilated", "gru", "attention"]
+
+
+def benchmark(name: str) -> ModuleType:
+    """One of the scripts in benchmarks/."""
+    folder = str(Path(__file__).parents[1] / "benchmarks")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
 
 
 def tiny_config(**values: Any) -> ModelConfig:

@@ -1,18 +1,16 @@
 """Benchmarks: the side-by-side one, with stand-ins for the other packages, and how cost grows."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from helpers import benchmark
 from torch import nn
 
 from compressive.config import ModelConfig, RunConfig, TrainConfig
 
-SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 CPU = torch.device("cpu")
 MODEL = ModelConfig(
     n_layers=2, d_model=32, n_heads=2, d_ff=48, window=16, memory_size=16, compressed_size=8, compression_rate=4
@@ -20,21 +18,14 @@ MODEL = ModelConfig(
 CONFIG = RunConfig(model=MODEL, train=TrainConfig(batch=2))
 
 
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def peers():
-    return load("peers")
+    return benchmark("peers")
 
 
 @pytest.fixture(scope="module")
 def growth():
-    return load("growth")
+    return benchmark("growth")
 
 
 class Net(nn.Module):

@@ -1,0 +1,538 @@
+"""Relative attention with position scores computed beforehand: a contender of the fused kernels.
+
+The fused kernels compute position scores in registers and turn them there, from rows of the table r to slots. That
+takes registers, which heads of 128 do not have. Here a kernel of its own writes all position scores to memory, by slot
+(`_score_positions`), and attention reads them as flash attention reads a bias. On the way back the gradients of scores
+go to memory twice, by slot and by row, and what is left are plain products of matrices.
+
+Memory: one number of 16 bits per query and slot in the forward pass, three backwards, of one layer at a time.
+
+Queries come with their biases added. Position scores are rounded to float16, finer than the bf16 of what they are made
+from; all sums and the softmax are float32. Where inputs are float32, nothing is rounded.
+"""
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from compressive.model.attention import Biases, Positions, Projected
+
+LOG2_E = math.log2(math.e)
+HIDDEN = tl.constexpr(-(2.0**100))
+"""The score of what may not be seen. Times a scale it is exact, as a power of two: a product and a difference that the
+compiler joins round once, and two equal scores would else differ by an error beyond all exponents."""
+GROUP = tl.constexpr(4)
+"""Queries so far apart are scored together: their rows then are shifted by whole words of four."""
+
+Tile = tuple[int, int, int, int]  # queries, slots, warps, loads in flight
+TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to
+    "scoring": {64: (64, 128, 4, 3), 128: (64, 128, 4, 3)},
+    "forward": {64: (64, 64, 4, 3), 128: (128, 64, 8, 2)},
+    "slots": {64: (32, 64, 4, 3), 128: (32, 128, 8, 3)},
+    "content": {64: (64, 64, 4, 4), 128: (64, 64, 4, 4)},
+    "positions": {64: (64, 64, 4, 4), 128: (64, 64, 4, 4)},
+    "table": {64: (64, 128, 4, 3), 128: (64, 128, 8, 3)},
+}
+
+
+def _tile(kernel: str, K: int, kind: torch.dtype) -> dict[str, int]:
+    queries, slots, warps, stages = next(tile for width, tile in TILES[kernel].items() if width >= K)
+    if kind == torch.float32:
+        queries, slots, stages = min(queries, 64), min(slots, 64), 1
+    return {"BLOCK_Q": queries, "BLOCK_N": slots, "num_warps": warps, "num_stages": stages}
+
+
+@triton.jit
+def _load(pointer, rows, n_rows, stride, BLOCK_K: tl.constexpr):
+    """Rows of a matrix, zeros after its end."""
+    columns = tl.arange(0, BLOCK_K)
+    return tl.load(pointer + rows[:, None] * stride + columns[None, :], mask=(rows < n_rows)[:, None], other=0.0)
+
+
+@triton.jit
+def _load_whole(pointer, rows, stride, BLOCK_K: tl.constexpr):
+    """Rows of a matrix that are all there."""
+    return tl.load(pointer + rows[:, None] * stride + tl.arange(0, BLOCK_K)[None, :])
+
+
+@triton.jit
+def _load_slots(pointer, slots, N, stride, MASKED: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Keys or values; where tiles need masks the last may reach beyond the last slot."""
+    return _load(pointer, slots, N, stride, BLOCK_K) if MASKED else _load_whole(pointer, slots, stride, BLOCK_K)
+
+
+@triton.jit
+def _store(pointer, rows, n_rows, stride, values, BLOCK_K: tl.constexpr):
+    to = pointer + rows[:, None] * stride + tl.arange(0, BLOCK_K)[None, :]
+    tl.store(to, values.to(pointer.dtype.element_ty), mask=(rows < n_rows)[:, None])
+
+
+@triton.jit
+def _visible(valid, segments, lane, queries, slots, T, N, HAS_SEGMENTS: tl.constexpr):
+    """Which slots each query of a tile sees."""
+    n_memory = N - T
+    in_memory = slots < n_memory
+    seen = tl.load(valid + lane * n_memory + slots, mask=in_memory, other=0) != 0
+    current = slots - n_memory <= queries
+    if HAS_SEGMENTS:
+        of_query = tl.load(segments + lane * T + queries, mask=queries < T, other=0)
+        of_slot = tl.load(segments + lane * T + slots - n_memory, mask=(slots >= n_memory) & (slots < N), other=-1)
+        seen = seen & (of_query == 0)
+        current = current & (of_query == of_slot)
+    return tl.where(in_memory, seen, current) & (slots < N)
+
+
+@triton.jit
+def _score_positions(
+    query, r, scores, B, H, T, N, L, begin, end,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Products of queries with rows of the table, each where its slot is, from `begin` to `end`.
+
+    Slot j and query t meet row j - t + T-1: a query's row begins one slot further right than that of the query before.
+    Tiles are of queries GROUP apart, so that a tile's rows are shifted by multiples of GROUP, and can be stored as
+    whole words.
+    """
+    part = tl.program_id(0)
+    lane_head = tl.program_id(1)
+    lane, head = (lane_head % B).to(tl.int64), lane_head // B
+    first = part // GROUP * GROUP * BLOCK_Q + part % GROUP
+    steps = tl.arange(0, BLOCK_Q) * GROUP
+    queries = first + steps
+    q = _load(query + (lane * T * H + head) * BLOCK_K, queries, T, H * BLOCK_K, BLOCK_K)
+    r += head * BLOCK_K
+    scores += lane_head.to(tl.int64) * T * L
+    leftmost = begin // GROUP * GROUP - GROUP * (BLOCK_Q - 1)
+    for at in range(leftmost, tl.minimum(end, N - T + first + 1), BLOCK_N):
+        at = tl.multiple_of(at, GROUP)
+        columns = at + tl.arange(0, BLOCK_N)
+        # Rows outside of the table meet only queries and slots that do not exist: any will do.
+        rows = tl.minimum(tl.maximum(columns - first + T - 1, 0), N - 1)
+        table = _load_whole(r, rows, H * BLOCK_K, BLOCK_K)
+        slots = columns[None, :] + steps[:, None]
+        product = tl.dot(q, tl.trans(table), input_precision="ieee").to(scores.dtype.element_ty)
+        there = (slots >= begin) & (slots < end) & (queries < T)[:, None]
+        tl.store(scores + queries[:, None] * L + slots, product, mask=there)
+
+
+@triton.jit
+def _forward(
+    query, key, value, scores, valid, open_lanes, segments, out, lse,
+    B, H, T, N, L, kv_batch, kv_stride, scale,
+    HAS_SEGMENTS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Attend; `scale` is for powers of two, and so is the logarithm of the sum of weights, `lse`."""
+    first = tl.program_id(0) * BLOCK_Q
+    lane_head = tl.program_id(1)
+    lane, head = (lane_head % B).to(tl.int64), lane_head // B
+    at_queries = (lane * T * H + head) * BLOCK_K
+    queries = first + tl.arange(0, BLOCK_Q)
+    key += lane * kv_batch + head * BLOCK_K
+    value += lane * kv_batch + head * BLOCK_K
+    # Queries after the last read its scores.
+    scores += (lane_head.to(tl.int64) * T + tl.minimum(queries, T - 1)[:, None]) * L
+    q = _load(query + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
+
+    largest = tl.full([BLOCK_Q], HIDDEN, tl.float32)
+    total = tl.zeros([BLOCK_Q], tl.float32)
+    sums = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    middle = 0  # up to which tiles need no mask
+    if tl.load(open_lanes + lane) != 0:
+        middle = (N - T) // BLOCK_N * BLOCK_N
+    for masked in tl.static_range(2):
+        until = tl.minimum(N, N - T + first + BLOCK_Q) if masked else middle
+        for at in range(middle if masked else 0, until, BLOCK_N):
+            slots = at + tl.arange(0, BLOCK_N)
+            k = _load_slots(key, slots, N, kv_stride, masked, BLOCK_K)
+            x = _load_slots(value, slots, N, kv_stride, masked, BLOCK_K)
+            position = tl.load(scores + slots[None, :])
+            score = tl.dot(q, tl.trans(k), position.to(tl.float32), input_precision="ieee")
+            if masked:
+                seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, HAS_SEGMENTS)
+                score = tl.where(seen, score, HIDDEN)
+            # A row that has seen nothing yet sums up nonsense, which its first real score shrinks to nothing.
+            new_largest = tl.maximum(largest, tl.max(score, 1))
+            weights = tl.math.exp2(score * scale - (new_largest * scale)[:, None])
+            shrink = tl.math.exp2((largest - new_largest) * scale)
+            total = total * shrink + tl.sum(weights, 1)
+            sums = tl.dot(weights.to(x.dtype), x, sums * shrink[:, None], input_precision="ieee")
+            largest = new_largest
+    _store(out + at_queries, queries, T, H * BLOCK_K, sums / total[:, None], BLOCK_K)
+    tl.store(lse + lane_head * T + queries, largest * scale + tl.math.log2(total), mask=queries < T)
+
+
+@triton.jit
+def _output_products(
+    out, d_out, delta, B, H, T, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The product of each output with its gradient."""
+    lane_head = tl.program_id(1)
+    at_queries = ((lane_head % B).to(tl.int64) * T * H + lane_head // B) * BLOCK_K
+    queries = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    o = _load(out + at_queries, queries, T, H * BLOCK_K, BLOCK_K).to(tl.float32)
+    do = _load(d_out + at_queries, queries, T, H * BLOCK_K, BLOCK_K).to(tl.float32)
+    tl.store(delta + lane_head * T + queries, tl.sum(o * do, 1), mask=queries < T)
+
+
+@triton.jit
+def _backward_slots(
+    query, key, value, scores, valid, open_lanes, segments, lse, delta, d_out,
+    d_key, d_value, d_scores, usage,
+    B, H, T, N, L, kv_batch, kv_stride, scale,
+    HAS_SEGMENTS: tl.constexpr, USAGE: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Gradients of keys and values, and of scores; or, with USAGE, only how much attention each slot received.
+
+    Gradients of scores are without the factor 1/sqrt(K), which comes in at the end.
+    """
+    lane_head = tl.program_id(1)
+    lane, head = (lane_head % B).to(tl.int64), lane_head // B
+    at_queries = (lane * T * H + head) * BLOCK_K
+    scores += lane_head.to(tl.int64) * T * L
+    d_scores += lane_head.to(tl.int64) * T * L
+    start = tl.program_id(0) * BLOCK_N
+    slots = start + tl.arange(0, BLOCK_N)
+    k = _load(key + lane * kv_batch + head * BLOCK_K, slots, N, kv_stride, BLOCK_K)
+    x = _load(value + lane * kv_batch + head * BLOCK_K, slots, N, kv_stride, BLOCK_K)
+    dk = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    received = tl.zeros([BLOCK_N], tl.float32)
+    earliest = tl.maximum(start - (N - T), 0) // BLOCK_Q * BLOCK_Q  # no query before it sees these slots
+    end = tl.cdiv(T, BLOCK_Q) * BLOCK_Q
+    middle = tl.minimum(tl.cdiv(tl.maximum(start + BLOCK_N - 1 - (N - T), 0), BLOCK_Q) * BLOCK_Q, end)
+    there = (tl.load(valid + lane * (N - T) + slots, mask=slots < N - T, other=1) != 0) & (slots < N)
+    if tl.min(there.to(tl.int32), 0) == 0:
+        middle = end
+    if HAS_SEGMENTS:  # noqa: SIM102  # a compiler's `if`, then one of the kernel's
+        if tl.load(open_lanes + lane) == 0:
+            middle = end
+    for masked in tl.static_range(1, -1, -1):  # from `middle` on every query sees all of these slots
+        for first in range(earliest if masked else middle, middle if masked else T, BLOCK_Q):
+            queries = first + tl.arange(0, BLOCK_Q)
+            q = _load(query + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
+            norm = tl.load(lse + lane_head * T + queries, mask=queries < T, other=float("inf"))
+            # Slots by queries here, so that weights are where the products below want them.
+            position = tl.load(scores + tl.minimum(queries, T - 1)[None, :] * L + slots[:, None])
+            score = tl.dot(k, tl.trans(q), position.to(tl.float32), input_precision="ieee")
+            if masked:
+                seen = _visible(valid, segments, lane, queries[None, :], slots[:, None], T, N, HAS_SEGMENTS)
+                score = tl.where(seen, score, HIDDEN)
+            weights = tl.math.exp2(score * scale - norm[None, :])
+            if USAGE:
+                received += tl.sum(weights, 1)
+            else:
+                do = _load(d_out + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
+                mean = tl.load(delta + lane_head * T + queries, mask=queries < T, other=0.0)
+                dv = tl.dot(weights.to(do.dtype), do, dv, input_precision="ieee")
+                ds = (weights * (tl.dot(x, tl.trans(do), input_precision="ieee") - mean[None, :])).to(q.dtype)
+                dk = tl.dot(ds, q, dk, input_precision="ieee")
+                tl.store(d_scores + queries[None, :] * L + slots[:, None], ds, mask=(queries < T)[None, :])
+    if USAGE:
+        tl.store(usage + lane_head * N + slots, received, mask=slots < N)
+    else:
+        at_slots = (lane * N * 2 * H + head) * BLOCK_K
+        _store(d_key + at_slots, slots, N, 2 * H * BLOCK_K, dk * (scale * 0.6931471805599453), BLOCK_K)
+        _store(d_value + at_slots, slots, N, 2 * H * BLOCK_K, dv, BLOCK_K)
+
+
+@triton.jit
+def _backward_content(
+    d_scores, key, d_query, B, H, T, N, L, kv_batch, kv_stride, factor,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Gradients of queries by content: gradients of scores times keys."""
+    first = tl.program_id(0) * BLOCK_Q
+    lane_head = tl.program_id(1)
+    lane, head = (lane_head % B).to(tl.int64), lane_head // B
+    queries = first + tl.arange(0, BLOCK_Q)
+    d_scores += lane_head.to(tl.int64) * T * L
+    key += lane * kv_batch + head * BLOCK_K
+    given = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    middle = (N - T) // BLOCK_N * BLOCK_N
+    for masked in tl.static_range(2):
+        until = tl.minimum(N, N - T + first + BLOCK_Q) if masked else middle
+        for at in range(middle if masked else 0, until, BLOCK_N):
+            slots = at + tl.arange(0, BLOCK_N)
+            ds = tl.load(d_scores + tl.minimum(queries, T - 1)[:, None] * L + slots[None, :])
+            if masked:
+                ds = tl.where(slots[None, :] - (N - T) <= queries[:, None], ds, 0.0)
+            given = tl.dot(ds, _load_slots(key, slots, N, kv_stride, masked, BLOCK_K), given, input_precision="ieee")
+    _store(d_query + (lane * T * H + head) * BLOCK_K, queries, T, H * BLOCK_K, given * factor, BLOCK_K)
+
+
+@triton.jit
+def _backward_positions(
+    d_scores, r, d_query, B, H, T, N, L, begin, end, factor,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Gradients of queries by position: gradients of scores times rows of the table; tiles as when scoring."""
+    part = tl.program_id(0)
+    lane_head = tl.program_id(1)
+    lane, head = (lane_head % B).to(tl.int64), lane_head // B
+    first = part // GROUP * GROUP * BLOCK_Q + part % GROUP
+    steps = tl.arange(0, BLOCK_Q) * GROUP
+    queries = first + steps
+    r += head * BLOCK_K
+    d_scores += lane_head.to(tl.int64) * T * L
+    given = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    leftmost = begin // GROUP * GROUP - GROUP * (BLOCK_Q - 1)
+    until = tl.minimum(end, N - T + first + 1)
+    middle = leftmost + tl.maximum(until - leftmost, 0) // BLOCK_N * BLOCK_N
+    for masked in tl.static_range(2):
+        for at in range(middle if masked else leftmost, until if masked else middle, BLOCK_N):
+            at = tl.multiple_of(at, GROUP)
+            columns = at + tl.arange(0, BLOCK_N)
+            slots = columns[None, :] + steps[:, None]
+            there = (slots >= begin) & (slots < end) & (queries < T)[:, None]
+            ds = tl.load(d_scores + queries[:, None] * L + slots, mask=there, other=0.0)
+            if masked:
+                ds = tl.where((columns <= N - T + first)[None, :], ds, 0.0)
+            rows = tl.minimum(tl.maximum(columns - first + T - 1, 0), N - 1)
+            given = tl.dot(ds, _load_whole(r, rows, H * BLOCK_K, BLOCK_K), given, input_precision="ieee")
+    _store(d_query + (lane * T * H + head) * BLOCK_K, queries, T, H * BLOCK_K, given * factor, BLOCK_K)
+
+
+@triton.jit
+def _backward_table(
+    d_scores, query, d_r, B, H, T, N, L, begin, end, factor,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Gradients of rows of the table: gradients of scores times queries, of all lanes.
+
+    A program has every GROUP-th query; so its rows begin where their slots begin a word, and all GROUP of them add up.
+    """
+    offset = tl.program_id(0) % GROUP
+    head = tl.program_id(1)
+    row = tl.program_id(0) // GROUP * BLOCK_N + T % GROUP - 1 - offset
+    rows = row + tl.arange(0, BLOCK_N)
+    steps = tl.arange(0, BLOCK_Q) * GROUP
+    query += head * BLOCK_K
+    given = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    # Queries before this one meet no slot at these rows.
+    skipped = tl.maximum(T - row - BLOCK_N, 0) // (GROUP * BLOCK_Q)
+    each = tl.maximum(tl.cdiv(T - offset, GROUP * BLOCK_Q) - skipped, 0)
+    for index in range(B * each):
+        lane = (index // each).to(tl.int64)
+        first = (skipped + index % each) * GROUP * BLOCK_Q + offset
+        queries = first + steps
+        start = tl.multiple_of(row - (T - 1) + first, GROUP)
+        slots = start + steps[:, None] + tl.arange(0, BLOCK_N)[None, :]
+        there = (slots >= begin) & (slots < end) & (queries < T)[:, None]
+        ds = tl.load(d_scores + (head * B + lane) * T * L + queries[:, None] * L + slots, mask=there, other=0.0)
+        q = _load(query + lane * T * H * BLOCK_K, queries, T, H * BLOCK_K, BLOCK_K)
+        given = tl.dot(tl.trans(ds), q, given, input_precision="ieee")
+    to = d_r + (rows[:, None] * H + head) * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    tl.atomic_add(to, given * factor, mask=((rows >= 0) & (rows < N))[:, None], sem="relaxed")
+
+
+def fused_attention(
+    projected: Projected,
+    biases: Biases,
+    positions: Positions,
+    memory_valid: Tensor,
+    segment_ids: Tensor | None,
+    n_compressed: int,
+    with_usage: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend as `relative_attention` does, without dropout."""
+    query = projected.query.transpose(1, 2)  # (B, T, H, K), as the projection lies in memory
+    if query.device.type != "cuda" and isinstance(_forward, triton.JITFunction):
+        raise ValueError(f"attention='fused' on {query.device}: expected a GPU; use auto, or readable")
+    separate = positions.far is not positions.near
+    content, near = ((query + bias).to(query.dtype) for bias in biases[:2])
+    far = (query + biases.far).to(query.dtype) if separate else near
+    tables = (x.transpose(0, 1).to(query.dtype) for x in (positions.near, positions.far))
+    inputs = (content, near, far, projected.key_value, *tables)
+    open_lanes = memory_valid.all(dim=1)
+    if segment_ids is not None:
+        open_lanes = open_lanes & (segment_ids[:, -1] == 0)
+    settings = (memory_valid, open_lanes, segment_ids, n_compressed, separate)
+    out, lse = attend(*inputs, *settings)
+    usage = attention_received(*(x.detach() for x in inputs), *settings, lse) if with_usage else None
+    return out.transpose(1, 2), usage
+
+
+ALIGNED = 128
+"""Rows of scores begin at multiples of it: whole tiles, and whole words."""
+
+
+def _aligned(n: int) -> int:
+    return triton.cdiv(n, ALIGNED) * ALIGNED
+
+
+class _Tiles:
+    """What the kernels are called with."""
+
+    def __init__(
+        self, content: Tensor, near: Tensor, far: Tensor, key_value: Tensor, r_near: Tensor, r_far: Tensor,
+        valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool,
+    ) -> None:  # fmt: skip
+        B, N, _, H, K = key_value.shape
+        self.B, self.H, self.K, self.N, self.C, self.T = B, H, K, N, n_compressed, N - valid.shape[1]
+        self.separate = separate
+        self.length = _aligned(N)
+        self.queries = content.contiguous()
+        self.near, self.far, self.r_near, self.r_far = (x.contiguous() for x in (near, far, r_near, r_far))
+        self.key_value = key_value.contiguous()
+        self.slots = (self.key_value, self.key_value[:, :, 1])
+        self.strides = self.key_value.stride()[:2]
+        ids = valid if segments is None else segments.to(torch.int32).contiguous()
+        self.masks = (valid.contiguous(), open_lanes, ids)
+        self.has_segments = segments is not None
+        self.kind = key_value.dtype
+        self.scale = 1 / math.sqrt(K)
+
+    def options(self, kernel: str) -> dict[str, Any]:
+        """What a kernel is compiled for."""
+        return {"BLOCK_K": self.K, **_tile(kernel, self.K, self.kind)}
+
+    def grid(self, n: int, block: int) -> tuple[int, int]:
+        """One program per block of n, per head and lane."""
+        return triton.cdiv(n, block), self.H * self.B
+
+    def groups(self, block: int) -> tuple[int, int]:
+        """One program per block of queries GROUP apart, per head and lane."""
+        return GROUP.value * triton.cdiv(self.T, GROUP.value * block), self.H * self.B
+
+    def parts(self) -> list[tuple[Tensor, Tensor, int, int]]:
+        """Queries and tables for positions, with the slots they are for, from where to where."""
+        if not self.separate:
+            return [(self.near, self.r_near, 0, self.length)]
+        return [(self.near, self.r_near, self.C, self.length), (self.far, self.r_far, 0, self.C)]
+
+    def positions(self) -> Tensor:
+        """Position scores by slot, (H, B, T, N and some more)."""
+        kind = torch.float32 if self.kind == torch.float32 else torch.float16
+        scores = self.queries.new_empty(self.H, self.B, self.T, self.length, dtype=kind)
+        options = self.options("scoring")
+        for queries, r, begin, end in self.parts():
+            _score_positions[self.groups(options["BLOCK_Q"])](
+                queries, r, scores, self.B, self.H, self.T, self.N, self.length, begin, end, **options
+            )
+        return scores
+
+
+@torch.library.custom_op("prescored::attend", mutates_args=())
+def attend(
+    content: Tensor, near: Tensor, far: Tensor, key_value: Tensor, r_near: Tensor, r_far: Tensor,
+    valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attend: queries with each bias (B, T, H, K), keys and values (B, N, 2, H, K), tables r (N + T, H, K).
+
+    valid (B, C + M) and segments (B, T) as in `relative_attention`; open_lanes (B,): lanes whose every query sees all
+    of its memory, and in which no document starts: they take fewer masks. Where positions are not separate, give the
+    near ones twice. Returns (B, T, H, K), and the logarithm to base 2 of each query's sum of weights, (H, B, T).
+    """
+    tiles = _Tiles(content, near, far, key_value, r_near, r_far, valid, open_lanes, segments, n_compressed, separate)
+    out = torch.empty_like(tiles.queries)
+    lse = content.new_empty(tiles.H, tiles.B, tiles.T, dtype=torch.float32)
+    options = tiles.options("forward")
+    _forward[tiles.grid(tiles.T, options["BLOCK_Q"])](
+        tiles.queries, *tiles.slots, tiles.positions(), *tiles.masks, out, lse,
+        tiles.B, tiles.H, tiles.T, tiles.N, tiles.length, *tiles.strides, tiles.scale * LOG2_E,
+        HAS_SEGMENTS=tiles.has_segments, **options,
+    )  # fmt: skip
+    return out, lse
+
+
+@torch.library.custom_op("prescored::attend_backward", mutates_args=())
+def _attend_backward(
+    content: Tensor, near: Tensor, far: Tensor, key_value: Tensor, r_near: Tensor, r_far: Tensor,
+    valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool,
+    out: Tensor, lse: Tensor, d_out: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of the first six; without the far ones if they are the same."""
+    tiles = _Tiles(content, near, far, key_value, r_near, r_far, valid, open_lanes, segments, n_compressed, separate)
+    sizes = B, H, T, N, _ = tiles.B, tiles.H, tiles.T, tiles.N, tiles.length
+    d_out, delta = d_out.contiguous(), torch.empty_like(lse)
+    options = tiles.options("content")
+    _output_products[tiles.grid(T, options["BLOCK_Q"])](out, d_out, delta, B, H, T, **options)
+
+    positions, d_key_value = tiles.positions(), torch.empty_like(tiles.key_value)
+    d_scores = content.new_empty(positions.shape)
+    options = tiles.options("slots")
+    _backward_slots[tiles.grid(N, options["BLOCK_N"])](
+        tiles.queries, *tiles.slots, positions, *tiles.masks, lse, delta, d_out,
+        d_key_value, d_key_value[:, :, 1], d_scores, lse, *sizes, *tiles.strides, tiles.scale * LOG2_E,
+        HAS_SEGMENTS=tiles.has_segments, USAGE=False, **options,
+    )  # fmt: skip
+    d_content = torch.empty_like(tiles.queries)
+    options = tiles.options("content")
+    _backward_content[tiles.grid(T, options["BLOCK_Q"])](
+        d_scores, tiles.key_value, d_content, *sizes, *tiles.strides, tiles.scale, **options
+    )
+    d_queries, d_tables = [], []
+    for queries, r, begin, end in tiles.parts():
+        d_query = torch.empty_like(queries)
+        options = tiles.options("positions")
+        _backward_positions[tiles.groups(options["BLOCK_Q"])](
+            d_scores, r, d_query, *sizes, begin, end, tiles.scale, **options
+        )
+        d_r = lse.new_zeros(r.shape)
+        options = tiles.options("table")
+        grid = GROUP.value * triton.cdiv(N + GROUP.value, options["BLOCK_N"]), H
+        _backward_table[grid](d_scores, queries, d_r, *sizes, begin, end, tiles.scale, **options)
+        d_queries.append(d_query)
+        d_tables.append(d_r.to(r.dtype))
+    return [d_content, *d_queries, d_key_value, *d_tables]
+
+
+@torch.library.custom_op("prescored::attention_received", mutates_args=())
+def attention_received(
+    content: Tensor, near: Tensor, far: Tensor, key_value: Tensor, r_near: Tensor, r_far: Tensor,
+    valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool, lse: Tensor,
+) -> Tensor:  # fmt: skip
+    """The mean over heads and queries of the attention each slot received, (B, N)."""
+    tiles = _Tiles(content, near, far, key_value, r_near, r_far, valid, open_lanes, segments, n_compressed, separate)
+    received = lse.new_empty(tiles.H, tiles.B, tiles.N)
+    options = tiles.options("slots")
+    _backward_slots[tiles.grid(tiles.N, options["BLOCK_N"])](
+        tiles.queries, *tiles.slots, tiles.positions(), *tiles.masks, lse, lse, lse, lse, lse, lse, received,
+        tiles.B, tiles.H, tiles.T, tiles.N, tiles.length, *tiles.strides, tiles.scale * LOG2_E,
+        HAS_SEGMENTS=tiles.has_segments, USAGE=True, **options,
+    )  # fmt: skip
+    return received.mean(dim=0) / tiles.T
+
+
+@attend.register_fake
+def _(content: Tensor, near: Tensor, far: Tensor, key_value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    B, T, H, _K = content.shape
+    return torch.empty_like(content).contiguous(), content.new_empty(H, B, T, dtype=torch.float32)
+
+
+@_attend_backward.register_fake
+def _(
+    content: Tensor, near: Tensor, far: Tensor, key_value: Tensor, r_near: Tensor, r_far: Tensor,
+    valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool, *_: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    like = [content, near, far, key_value, r_near, r_far] if separate else [content, near, key_value, r_near]
+    return [x.new_empty(x.shape) for x in like]
+
+
+@attention_received.register_fake
+def _(content: Tensor, near: Tensor, far: Tensor, key_value: Tensor, *_: Any) -> Tensor:
+    return key_value.new_empty(*key_value.shape[:2], dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, n_compressed, separate = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.settings = n_compressed, separate
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, d_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    *inputs, out, lse = ctx.saved_tensors
+    given = _attend_backward(*inputs, *ctx.settings, out, lse, d_out)
+    if not ctx.settings[1]:  # of tables that are the same, the near ones have all the gradient
+        content, near, key_value, r_near = given
+        return content, near, None, key_value, r_near, None, *[None] * 5
+    return *given, *[None] * 5
+
+
+attend.register_autograd(_differentiate, setup_context=_keep)
