@@ -1,9 +1,11 @@
-"""The step kernels against the plain step attention, in Triton's interpreter: any shape, both schemes, all lanes."""
+"""The step kernels against plain torch, in Triton's interpreter: any shape, both schemes, both norms, all lanes."""
 
 import pytest
 import torch
 from helpers import build, random_tokens, tiny_config
+from torch import nn
 
+from compressive.generation.stepper import for_steps
 from compressive.model.attention import Biases, Now, OnePosition, Positions, step_attention
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -20,9 +22,9 @@ SHAPES = {  # B, H, C, M, T, K
 @pytest.fixture
 def fused():
     """The kernels; interpreted where there is no GPU, see conftest.py."""
-    from compressive.model.fused_step import fused_step_attention
+    from compressive.model import fused_step
 
-    return fused_step_attention
+    return fused_step
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
@@ -53,26 +55,61 @@ def test_kernels_agree_with_the_plain_step(fused, name, dtype, tolerance, separa
         double[2] = Positions(double[2].near, double[2].near)
     caches = [key.double(), value.double()]
     want, _ = step_attention(double[0], *caches, *double[1:], now, C, C + M)
-    got, weights = fused(new, key, value, *rest, now, C, C + M)
+    got, weights = fused.fused_step_attention(new, key, value, *rest, now, C, C + M)
     assert weights is None
     torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance)
     assert torch.equal(key.double(), caches[0])  # both have written the position, and nothing else
     assert torch.equal(value.double(), caches[1])
 
 
-@pytest.mark.parametrize("positions", ["shared", "separate"])
-def test_a_model_steps_with_the_kernels_as_without(fused, positions):
-    config = tiny_config(d_model=32, compressed_positions=positions, memory_size=(6, 3), compressed_size=(3, 2))
-    model, tokens = build(config, dtype=torch.float32).to(DEVICE), random_tokens(config, 2, 11).to(DEVICE)
+@pytest.mark.parametrize(("B", "K", "N"), [(1, 24, 40), (19, 40, 24), (2, 600, 17)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("variant", ["plain", "norm, relu", "residual", "normed residual"])
+def test_linear_maps_with_what_is_around_them(fused, B, K, N, dtype, variant):
+    torch.manual_seed(0)
+    x, residual = 2 * torch.randn(B, K, device=DEVICE) + 1, torch.randn(B, N, device=DEVICE)
+    linear = nn.Linear(K, N, bias=variant != "plain", device=DEVICE).to(dtype).requires_grad_(False)
+    norm = nn.LayerNorm(N if variant == "normed residual" else K, device=DEVICE).requires_grad_(False)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    if variant == "plain":
+        options, before, after = {}, x, lambda y: y
+    elif variant == "norm, relu":
+        options, before, after = {"norm": norm, "relu": True}, norm(x), torch.relu
+    elif variant == "residual":
+        options, before, after = {"residual": residual}, x, lambda y: y + residual
+    else:
+        options = {"residual": residual, "residual_norm": norm}
+        before, after = x, lambda y: y + norm(residual)
+    got = fused.fused_linear(x, linear.weight, linear.bias, **options)
+    want = after(linear.float()(before.to(dtype).float()))
+    assert got.dtype == (torch.float32 if "residual" in variant else dtype)
+    torch.testing.assert_close(got.float(), want, rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-2)
 
-    def logits():
+
+@pytest.mark.parametrize("positions", ["shared", "separate"])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_model_steps_with_the_kernels_as_without(fused, positions, norm):
+    config = tiny_config(
+        d_model=32, compressed_positions=positions, norm=norm, memory_size=(6, 3), compressed_size=(3, 2)
+    )
+    model, tokens = build(config, dtype=torch.float32).to(DEVICE), random_tokens(config, 2, 11).to(DEVICE)
+    assert fused.suit(config)
+
+    def logits(model):
         state, found = model.decoding_state(model.initial_memory(2)), []
         for t in range(tokens.shape[1]):
             out, state = model.step(tokens[:, t], state, torch.tensor([t == 6, False], device=DEVICE))
             found.append(out)
         return torch.stack(found, dim=1)
 
-    want = logits()
-    for layer in model.trunk.layers:
-        layer.attention.attend_one = fused
-    torch.testing.assert_close(logits(), want, rtol=0, atol=1e-4)
+    ready = for_steps(model)
+    for layer in ready.trunk.layers:
+        fused.use_kernels(layer)
+    torch.testing.assert_close(logits(ready), logits(model), rtol=0, atol=1e-4)
+
+
+def test_what_the_kernels_cannot_do_is_left_to_torch(fused):
+    for values in ({"compression": "most_used", "compression_loss": "none"}, {"d_model": 24, "n_heads": 2}):
+        assert not fused.suit(tiny_config(**{"d_model": 32, **values}))
+    assert not fused.suit(tiny_config(d_model=2048, n_heads=32))

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from compressive.config import ModelConfig
-from compressive.model.attention import HAS_TRITON, KERNEL_WIDTHS, RelativeAttention
+from compressive.model.attention import HAS_TRITON
 from compressive.model.decoding import DecodingState
 from compressive.model.language_model import CompressiveLM
+from compressive.model.transformer import Layer
 
 Capture = Callable[[Callable[[], object]], Callable[[], object]]
 """Gives what repeats, on the device, all that a function did there when it was captured."""
@@ -81,7 +81,7 @@ def capture_for(model: nn.Module) -> Capture | None:
 def for_steps(model: CompressiveLM) -> CompressiveLM:
     """Return the model as steps want it: in evaluation mode, and its weights as they are used, over and over.
 
-    W_q, W_k and W_v are joined, and on a GPU attention is a fused kernel. Under autocast matrices are in its type
+    W_q, W_k and W_v are joined, and on a GPU a layer is a few fused kernels. Under autocast matrices are in its type
     already, rather than turned into it at every step. All other weights are those of the model itself; a model in
     shards is returned as it is.
     """
@@ -101,16 +101,14 @@ def for_steps(model: CompressiveLM) -> CompressiveLM:
 
     with torch.no_grad():
         model = copy.deepcopy(model, {id(parameter): weight(parameter) for parameter in parameters}).eval()
-        for module in model.modules():
-            if isinstance(module, RelativeAttention):
-                module.joined = torch.cat([module.query.weight, module.key_value.weight])
-                if device == "cuda" and _fused_steps(model.config):
-                    from compressive.model.fused_step import fused_step_attention
+        for layer in model.modules():
+            if not isinstance(layer, Layer):
+                continue
+            attention = layer.attention
+            attention.joined = torch.cat([attention.query.weight, attention.key_value.weight])
+            if device == "cuda" and HAS_TRITON:
+                from compressive.model.fused_step import suit, use_kernels
 
-                    module.attend_one = fused_step_attention
+                if suit(model.config):
+                    use_kernels(layer)
     return model
-
-
-def _fused_steps(config: ModelConfig) -> bool:
-    """Whether the kernels are there and can do it: they give no weights, which most-used compression asks for."""
-    return HAS_TRITON and config.d_head in KERNEL_WIDTHS and config.compression != "most_used"

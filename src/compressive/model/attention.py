@@ -9,6 +9,7 @@ where R_d is the sinusoid code of the distance d in slots, and u and v are learn
 
 import importlib.util
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -87,6 +88,7 @@ class RelativeAttention(nn.Module):
         self.position_bias = nn.Parameter(torch.zeros(H, K))  # v
         # How single steps are taken; `generation/stepper.py: for_steps` knows faster ways.
         self.joined: Tensor | None = None  # W_q, W_k and W_v in one
+        self.multiply: Callable[[Tensor, Tensor], Tensor] = F.linear
         self.attend_one = step_attention
         # The authors' released code gives compressed slots a W_r and v of their own; the paper does not speak of it.
         self.separate = config.compressed_positions == "separate"
@@ -107,7 +109,7 @@ class RelativeAttention(nn.Module):
         if self.joined is None:
             projected = torch.cat([self.query(x), self.key_value(x)], dim=-1)
         else:
-            projected = F.linear(x, self.joined)
+            projected = self.multiply(x, self.joined)
         return OnePosition(*projected.view(len(x), 3, self.n_heads, -1).unbind(dim=1))
 
     def project_frozen(self, slots: Tensor) -> tuple[Tensor, Tensor]:

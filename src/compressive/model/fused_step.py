@@ -1,8 +1,13 @@
-"""`step_attention` as Triton kernels: every key, value and position code is read once, and no score leaves the chip.
+"""A layer's step as few Triton kernels: `step_attention`, and linear maps with what comes before and after them.
 
-One position attends to N slots, which is little work on much data. So that even a single lane keeps the whole device
-busy, slots are divided into parts of BLOCK; the first kernel attends within each part, the second joins the parts.
-Scores, maxima and sums are float32 from the products on.
+A step of one position is little work on much data, and as many kernels each takes longer to begin than to run.
+
+Attention: every key, value and position code is read once, and no score leaves the chip. So that even a single lane
+keeps the whole device busy, slots are divided into parts of BLOCK; the first kernel attends within each part, the
+second joins the parts. Scores, maxima and sums are float32 from the products on.
+
+Linear maps: a kernel each, with the layer norm before, the ReLU or the skip connection after. Every program norms its
+lanes for itself, which costs less than a kernel that does it once for all.
 """
 
 import math
@@ -10,11 +15,18 @@ import math
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
-from compressive.model.attention import Biases, Now, OnePosition, Positions
+from compressive.config import ModelConfig
+from compressive.model.attention import KERNEL_WIDTHS, Biases, Now, OnePosition, Positions
+from compressive.model.transformer import Layer
 
 BLOCK = 64
+LANES, COLUMNS = 16, 16
+"""The tile of a linear map: the smallest that tensor cores take, so that many programs share the weights' reading."""
+INNER = 512
+WIDEST = 1024
+"""Widest model: a layer norm holds LANES rows of it in registers."""
 
 
 @triton.jit
@@ -102,3 +114,112 @@ def fused_step_attention(
     )  # fmt: skip
     _join[(B * H,)](attended, maxima, sums, out, parts, K=K, PARTS=triton.next_power_of_2(parts))
     return out, None
+
+
+@triton.jit
+def _load(x, rows, n_rows, columns, n_columns):
+    """Some of a matrix, zeros beyond its ends."""
+    inside = (rows < n_rows)[:, None] & (columns < n_columns)[None, :]
+    return tl.load(x + rows[:, None] * n_columns + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _normed(x, weight, bias, rows, B, D, columns, EPSILON: tl.constexpr, BLOCK: tl.constexpr):
+    """Some columns of layer-normed rows; BLOCK is at least a whole row."""
+    everything = tl.arange(0, BLOCK)
+    row = _load(x, rows, B, everything, D).to(tl.float32)
+    mean = tl.sum(row, axis=1) / D
+    off = tl.where((everything < D)[None, :], row - mean[:, None], 0.0)
+    inverse = tl.rsqrt(tl.sum(off * off, axis=1) / D + EPSILON)
+    part = _load(x, rows, B, columns, D).to(tl.float32)
+    scale = tl.load(weight + columns, mask=columns < D, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, mask=columns < D, other=0.0).to(tl.float32)
+    return (part - mean[:, None]) * inverse[:, None] * scale[None, :] + shift[None, :]
+
+
+@triton.jit
+def _linear(
+    x, weight, bias, norm_weight, norm_bias, residual, out, B, K, N,
+    EPSILON: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
+    RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr,
+    LANES: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Some columns of a linear map of some lanes."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    rows = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    total = tl.zeros([LANES, COLUMNS], tl.float32)
+    if NORM:  # all at once: a loop of one turn would take shared memory for more
+        inner = tl.arange(0, INNER)
+        w = _load(weight, columns, N, inner, K)  # on its way while rows are normed
+        a = _normed(x, norm_weight, norm_bias, rows, B, K, inner, EPSILON, INNER)
+        total = tl.dot(a.to(w.dtype), tl.trans(w), total, input_precision="ieee")
+    else:
+        for at in range(0, K, INNER):
+            inner = at + tl.arange(0, INNER)
+            w = _load(weight, columns, N, inner, K)
+            a = _load(x, rows, B, inner, K)
+            total = tl.dot(a.to(w.dtype), tl.trans(w), total, input_precision="ieee")
+    if BIAS:
+        total += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    if RELU:
+        total = tl.maximum(total, 0.0)
+    inside = (rows < B)[:, None] & (columns < N)[None, :]
+    at_out = rows[:, None] * N + columns[None, :]
+    if RESIDUAL_NORM:
+        total += _normed(residual, norm_weight, norm_bias, rows, B, N, columns, EPSILON, BLOCK_N)
+    elif RESIDUAL:
+        total += tl.load(residual + at_out, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at_out, total.to(out.dtype.element_ty), mask=inside)
+
+
+def fused_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: nn.LayerNorm | None = None,
+    relu: bool = False,
+    residual: Tensor | None = None,
+    residual_norm: nn.LayerNorm | None = None,
+) -> Tensor:
+    """A linear map of x (B, K), layer-normed first, through a ReLU, and added to a residual (B, N), normed or not.
+
+    Products are in the weight's type, all else is float32; the result is of the residual's type, or the weight's.
+    """
+    assert norm is None or residual_norm is None
+    assert all(t.is_contiguous() for t in (x, weight, residual) if t is not None)
+    (B, K), N, normed = x.shape, weight.shape[0], norm or residual_norm
+    norms = (weight, weight) if normed is None else (normed.weight, normed.bias)  # not read where there is none
+    inner = max(16, triton.next_power_of_2(K))
+    out = x.new_empty(B, N, dtype=weight.dtype if residual is None else residual.dtype)
+    _linear[(triton.cdiv(N, COLUMNS), triton.cdiv(B, LANES))](
+        x, weight, weight if bias is None else bias, *norms, weight if residual is None else residual, out, B, K, N,
+        EPSILON=0.0 if normed is None else normed.eps, NORM=norm is not None, BIAS=bias is not None, RELU=relu,
+        RESIDUAL=residual is not None, RESIDUAL_NORM=residual_norm is not None, LANES=LANES, COLUMNS=COLUMNS,
+        INNER=inner if norm is not None else min(inner, INNER), BLOCK_N=triton.next_power_of_2(N), num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+def fused_finish(layer: Layer, h: Tensor, attended: Tensor) -> Tensor:
+    """Finish a step as `finish_step` does."""
+    widen, narrow = (module for module in layer.mlp if isinstance(module, nn.Linear))
+    a = fused_linear(attended, layer.attention.output.weight, residual=h)
+    norm = layer.mlp_norm if layer.pre_norm else layer.attention_norm
+    hidden = fused_linear(a, widen.weight, widen.bias, norm=norm, relu=True)
+    if layer.pre_norm:
+        return fused_linear(hidden, narrow.weight, narrow.bias, residual=a)
+    output: Tensor = layer.mlp_norm(fused_linear(hidden, narrow.weight, narrow.bias, residual=a, residual_norm=norm))
+    return output
+
+
+def suit(config: ModelConfig) -> bool:
+    """Whether the kernels can do it: they give no weights, which most-used compression asks for."""
+    return config.d_head in KERNEL_WIDTHS and config.d_model <= WIDEST and config.compression != "most_used"
+
+
+def use_kernels(layer: Layer) -> None:
+    """Have a layer take its steps with these kernels; its projections must be joined."""
+    layer.attention.attend_one = fused_step_attention
+    layer.attention.multiply = fused_linear
+    layer.finish_step = fused_finish

@@ -62,6 +62,7 @@ class Layer(nn.Module):
         )
         self.mlp_norm = nn.LayerNorm(D)
         self.dropout = nn.Dropout(config.dropout)
+        self.finish_step = finish_step
         self.loss = config.compression_loss
         self.compression = COMPRESSORS[config.compression](config, rate) if self.n_compressed else None
         if self.compression is not None and self.loss == "autoencoding":
@@ -164,7 +165,7 @@ class Layer(nn.Module):
             assert weights is not None
             recent = weights.mean(dim=1)[:, self.n_compressed : self.n_memory]
             cache = dataclasses.replace(cache, received=cache.received + recent)
-        return self.mix(h, self.attention.output(attended.flatten(1))), cache
+        return self.finish_step(self, h, attended.flatten(1)), cache
 
     def end_window(
         self, memory: LayerMemory, cache: LayerCache, window: Tensor, segments: Segments
@@ -187,6 +188,11 @@ class Layer(nn.Module):
             received=None if cache.received is None else torch.zeros_like(cache.received),
         )
         return pushed.memory, cache
+
+
+def finish_step(layer: Layer, h: Tensor, attended: Tensor) -> Tensor:
+    """Lines 7 and 12 for one position per lane, from what its heads attended to, (B, D)."""
+    return layer.mix(h, layer.attention.output(attended))
 
 
 class CompressiveTransformer(nn.Module):
