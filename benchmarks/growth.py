@@ -9,12 +9,14 @@ sweep enlarges compressed memory and leaves all else; the other enlarges the win
 fewer lanes for longer windows, so that a step always reads as many tokens. Slopes differ: slots are also projected to
 keys and values, once per window, which the formula leaves out and a longer window shares among more tokens.
 
-Random tokens, nothing compiled, bf16 on a GPU and fp32 on a CPU, every point in a process of its own; one that fails
-says why. On a machine that others use too, --rounds measures all points in turns and keeps each one's fastest.
+Random tokens, nothing compiled, bf16 on a GPU and fp32 on a CPU, where every point has a process of its own, as memory
+is the process's; a point that fails says why. On a machine that others use too, --rounds measures all points in turns
+and keeps each one's fastest.
 """
 
 import argparse
 import dataclasses
+import gc
 import importlib.util
 import json
 import sys
@@ -91,6 +93,8 @@ def main() -> None:
     )
 
     def run(point: Point) -> Row:
+        if torch.cuda.is_available():
+            return measured_here(point, size, options.steps)
         words = ["--size", options.size, "--steps", str(options.steps)]
         return bench.in_own_process([__file__, *words, "--child", json.dumps(dataclasses.asdict(point))])
 
@@ -156,6 +160,17 @@ def recent(point: Point, size: Size) -> int:
     memory = size.model.memory_size
     assert isinstance(memory, int)
     return memory if point.window == size.model.window else point.window
+
+
+def measured_here(point: Point, size: Size, steps: int) -> Row:
+    """Measure one point and leave the device as it was; what goes wrong is a row as well."""
+    try:
+        return measure(point, size, steps)
+    except (RuntimeError, ValueError) as error:  # such as too little memory
+        return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def measure(point: Point, size: Size, steps: int) -> Row:

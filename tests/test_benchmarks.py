@@ -162,6 +162,12 @@ def test_growth_keeps_the_fastest_round_and_any_error(growth):
     assert growth.fastest([fast, error]) == error
 
 
+def test_growth_goes_on_after_an_error_in_its_own_process(growth):
+    size = growth.SIZES["tiny"]
+    assert growth.measured_here(growth.Point("readable", 64, -1), size, 1)["error"].startswith("ValueError: compressed")
+    assert growth.measured_here(growth.Point("readable", 64, 32), size, 1)["ms per step"] > 0
+
+
 def test_growth_measures_writes_and_draws(growth, tmp_path, capsys, monkeypatch):
     """Three points for real, one of which cannot be: a row that says so."""
     pytest.importorskip("matplotlib")
