@@ -11,6 +11,8 @@ model trains for a moment, and from the three speeds follows what fits into `--s
 says it outright. The plan is kept in OUT/plan.json. Every evaluation reads the same samples of the validation and of
 the test split; what counts in the end is the checkpoint that is best on validation, which is early stopping.
 
+With `--only` it stops after one model's training; without, it goes on from what is there and evaluates.
+
 The command ends by itself after `--sitting` seconds, with exit code 75 and everything saved; given again, it goes on.
 """
 
@@ -64,6 +66,7 @@ def main() -> int:
     add("--results", type=Path, required=True, help="the JSON to write")
     add("--figure", type=Path, help="only draw what the results hold, to this file")
     add("--family", default="speech", help="presets: FAMILY, FAMILY-txl and FAMILY-wavenet")
+    add("--only", choices=MODELS, help="train this model alone, such as to compile it beforehand, or beside the others")
     add("--seconds", type=float, default=400, help="training time per model, on average over the three")
     add("--updates", type=int, help="how many updates, in place of seconds; nothing is measured first")
     add("--sitting", type=float, default=540, help="seconds after which the command stops, to be continued")
@@ -102,18 +105,18 @@ def main() -> int:
     }
     code, plan = make_plan(options, deadline)
     found: dict[str, Any] = {}
-    for name in MODELS:
+    for name in [options.only] if options.only else MODELS:
         if code == FINISHED:
             run = open_run(options, name, options.out / name, plan["updates"], options.points)
             code = train_until(run, deadline)
             found[name] = report(run)
             write(options.results, about | {"complete": False, "plan": plan, "models": found})
-    for name in MODELS:
+    for name in () if options.only else MODELS:
         if code == FINISHED:
             code, scores = evaluate(options, corpus, name, deadline)
             found[name] |= scores
             write(options.results, about | {"complete": False, "plan": plan, "models": found})
-    if code == FINISHED:
+    if code == FINISHED and not options.only:
         speeds = {name: found[name]["samples per second"] for name in found}
         ratios = {name: speed / speeds["wavenet"] for name, speed in speeds.items()}
         whole = {"complete": True, "plan": plan, "training speed as a share of WaveNet's": ratios, "models": found}
