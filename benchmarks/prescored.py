@@ -20,11 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from compressive.model.attention import Biases, Positions, Projected
+from compressive.model.fused import HIDDEN, LOG2_E, _load, _load_slots, _load_whole, _store, _visible
 
-LOG2_E = math.log2(math.e)
-HIDDEN = tl.constexpr(-(2.0**100))
-"""The score of what may not be seen. Times a scale it is exact, as a power of two: a product and a difference that the
-compiler joins round once, and two equal scores would else differ by an error beyond all exponents."""
 GROUP = tl.constexpr(4)
 """Queries so far apart are scored together: their rows then are shifted by whole words of four."""
 
@@ -44,46 +41,6 @@ def _tile(kernel: str, K: int, kind: torch.dtype) -> dict[str, int]:
     if kind == torch.float32:
         queries, slots, stages = min(queries, 64), min(slots, 64), 1
     return {"BLOCK_Q": queries, "BLOCK_N": slots, "num_warps": warps, "num_stages": stages}
-
-
-@triton.jit
-def _load(pointer, rows, n_rows, stride, BLOCK_K: tl.constexpr):
-    """Rows of a matrix, zeros after its end."""
-    columns = tl.arange(0, BLOCK_K)
-    return tl.load(pointer + rows[:, None] * stride + columns[None, :], mask=(rows < n_rows)[:, None], other=0.0)
-
-
-@triton.jit
-def _load_whole(pointer, rows, stride, BLOCK_K: tl.constexpr):
-    """Rows of a matrix that are all there."""
-    return tl.load(pointer + rows[:, None] * stride + tl.arange(0, BLOCK_K)[None, :])
-
-
-@triton.jit
-def _load_slots(pointer, slots, N, stride, MASKED: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Keys or values; where tiles need masks the last may reach beyond the last slot."""
-    return _load(pointer, slots, N, stride, BLOCK_K) if MASKED else _load_whole(pointer, slots, stride, BLOCK_K)
-
-
-@triton.jit
-def _store(pointer, rows, n_rows, stride, values, BLOCK_K: tl.constexpr):
-    to = pointer + rows[:, None] * stride + tl.arange(0, BLOCK_K)[None, :]
-    tl.store(to, values.to(pointer.dtype.element_ty), mask=(rows < n_rows)[:, None])
-
-
-@triton.jit
-def _visible(valid, segments, lane, queries, slots, T, N, HAS_SEGMENTS: tl.constexpr):
-    """Which slots each query of a tile sees."""
-    n_memory = N - T
-    in_memory = slots < n_memory
-    seen = tl.load(valid + lane * n_memory + slots, mask=in_memory, other=0) != 0
-    current = slots - n_memory <= queries
-    if HAS_SEGMENTS:
-        of_query = tl.load(segments + lane * T + queries, mask=queries < T, other=0)
-        of_slot = tl.load(segments + lane * T + slots - n_memory, mask=(slots >= n_memory) & (slots < N), other=-1)
-        seen = seen & (of_query == 0)
-        current = current & (of_query == of_slot)
-    return tl.where(in_memory, seen, current) & (slots < N)
 
 
 @triton.jit
@@ -152,7 +109,7 @@ def _forward(
             position = tl.load(scores + slots[None, :])
             score = tl.dot(q, tl.trans(k), position.to(tl.float32), input_precision="ieee")
             if masked:
-                seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, HAS_SEGMENTS)
+                seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, N, HAS_SEGMENTS)
                 score = tl.where(seen, score, HIDDEN)
             # A row that has seen nothing yet sums up nonsense, which its first real score shrinks to nothing.
             new_largest = tl.maximum(largest, tl.max(score, 1))
@@ -220,7 +177,7 @@ def _backward_slots(
             position = tl.load(scores + tl.minimum(queries, T - 1)[None, :] * L + slots[:, None])
             score = tl.dot(k, tl.trans(q), position.to(tl.float32), input_precision="ieee")
             if masked:
-                seen = _visible(valid, segments, lane, queries[None, :], slots[:, None], T, N, HAS_SEGMENTS)
+                seen = _visible(valid, segments, lane, queries[None, :], slots[:, None], T, N, N, HAS_SEGMENTS)
                 score = tl.where(seen, score, HIDDEN)
             weights = tl.math.exp2(score * scale - norm[None, :])
             if USAGE:

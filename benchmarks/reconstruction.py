@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from compressive.bench import median_seconds
+from compressive.model.fused import HIDDEN, LOG2_E, _load
 from compressive.model.reconstruction import attention_reconstruction
 
 SIZES = {  # lanes, heads, window, evicted, rate, width of a head
@@ -28,18 +29,10 @@ SIZES = {  # lanes, heads, window, evicted, rate, width of a head
     "base": (16, 8, 512, 512, 4, 64),
     "paper": (8, 8, 768, 768, 3, 128),
 }
-HIDDEN = tl.constexpr(-(2.0**100))  # as in model/fused.py
 TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {  # by width of a head, up to: queries, slots, warps, loads
     "compare": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2)},
     "backward": {64: (64, 64, 4, 2), 128: (32, 64, 4, 2)},
 }
-
-
-@triton.jit
-def _load(pointer, rows, n_rows, stride, BLOCK_K: tl.constexpr):
-    """Rows of a matrix, zeros after its end."""
-    columns = tl.arange(0, BLOCK_K)
-    return tl.load(pointer + rows[:, None] * stride + columns[None, :], mask=(rows < n_rows)[:, None], other=0.0)
 
 
 @triton.jit
@@ -134,7 +127,7 @@ def _options(kernel: str, K: int, kind: torch.dtype) -> dict[str, int]:
 
 
 def _scale(K: int) -> float:
-    return math.log2(math.e) / math.sqrt(K)
+    return LOG2_E / math.sqrt(K)
 
 
 @torch.library.custom_op("reconstruction::compare", mutates_args=())

@@ -7,6 +7,7 @@ from torch import nn
 
 from compressive.generation.stepper import for_steps
 from compressive.model.attention import Biases, Now, OnePosition, Positions, step_attention
+from compressive.model.transformer import Layer, finish_step
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -112,4 +113,8 @@ def test_a_model_steps_with_the_kernels_as_without(fused, positions, norm):
 def test_what_the_kernels_cannot_do_is_left_to_torch(fused):
     for values in ({"compression": "most_used", "compression_loss": "none"}, {"d_model": 24, "n_heads": 2}):
         assert not fused.suit(tiny_config(**{"d_model": 32, **values}))
-    assert not fused.suit(tiny_config(d_model=2048, n_heads=32))
+    with torch.device("meta"):
+        for width, finish in ((1024, fused.fused_finish), (2048, finish_step)):
+            layer = Layer(tiny_config(d_model=width, n_heads=width // 64), 0)
+            fused.use_kernels(layer)
+            assert layer.finish_step is finish

@@ -7,7 +7,7 @@ keeps the whole device busy, slots are divided into parts of BLOCK; the first ke
 second joins the parts. Scores, maxima and sums are float32 from the products on.
 
 Linear maps: a kernel each, with the layer norm before, the ReLU or the skip connection after. Every program norms its
-lanes for itself, which costs less than a kernel that does it once for all.
+lanes for itself, in place of a kernel that does it once for all.
 """
 
 import math
@@ -25,8 +25,9 @@ BLOCK = 64
 LANES, COLUMNS = 16, 16
 """The tile of a linear map: the smallest that tensor cores take, so that many programs share the weights' reading."""
 INNER = 512
+"""How much of a row a product takes at a time, where it is not normed."""
 WIDEST = 1024
-"""Widest model: a layer norm holds LANES rows of it in registers."""
+"""Of wider models torch finishes a step: a layer norm holds LANES rows in registers."""
 
 
 @triton.jit
@@ -215,11 +216,12 @@ def fused_finish(layer: Layer, h: Tensor, attended: Tensor) -> Tensor:
 
 def suit(config: ModelConfig) -> bool:
     """Whether the kernels can do it: they give no weights, which most-used compression asks for."""
-    return config.d_head in KERNEL_WIDTHS and config.d_model <= WIDEST and config.compression != "most_used"
+    return config.d_head in KERNEL_WIDTHS and config.compression != "most_used"
 
 
 def use_kernels(layer: Layer) -> None:
     """Have a layer take its steps with these kernels; its projections must be joined."""
     layer.attention.attend_one = fused_step_attention
     layer.attention.multiply = fused_linear
-    layer.finish_step = fused_finish
+    if layer.attention.output.in_features <= WIDEST:
+        layer.finish_step = fused_finish
