@@ -166,7 +166,7 @@ def measured_here(point: Point, size: Size, steps: int) -> Row:
     """Measure one point and leave the device as it was; what goes wrong is a row as well."""
     try:
         return measure(point, size, steps)
-    except (RuntimeError, ValueError) as error:  # such as too little memory
+    except Exception as error:  # a row that fails is a row
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
     finally:
         gc.collect()

@@ -3,9 +3,9 @@
 The fused kernels compute position scores in registers and turn them there, from rows of the table r to slots. That
 takes registers, which heads of 128 do not have. Here a kernel of its own writes all position scores to memory, by slot
 (`_score_positions`), and attention reads them as flash attention reads a bias. On the way back the gradients of scores
-go to memory twice, by slot and by row, and what is left are plain products of matrices.
+go to memory as well, and what is left are products of matrices, some of them with tiles that lie askew.
 
-Memory: one number of 16 bits per query and slot in the forward pass, three backwards, of one layer at a time.
+Memory: one number of 16 bits per query and slot in the forward pass, two backwards, of one layer at a time.
 
 Queries come with their biases added. Position scores are rounded to float16, finer than the bf16 of what they are made
 from; all sums and the softmax are float32. Where inputs are float32, nothing is rounded.

@@ -16,6 +16,15 @@ SHAPES = {  # lanes, heads, window, compressed, recent, width of a head
 }
 
 
+def assert_agree(found, expected):
+    """Values within 1e-5, gradients within 1e-4, of themselves; small ones of the largest."""
+    for part, want in expected.items():
+        rtol, atol = {"out": (1e-5, 1e-5), "usage": (1e-5, 1e-6)}.get(part, (1e-4, 1e-5 * float(want.abs().max())))
+        torch.testing.assert_close(
+            found[part], want, rtol=rtol, atol=atol, msg=lambda said, part=part: f"{part}: {said}"
+        )
+
+
 def compare(attention, name, segmented, separate, kind=torch.float32, size=1.0):
     """Outputs, usage and gradients of `attention` in a type, and the readable one's in float64, by name.
 

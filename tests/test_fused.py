@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_helpers import DEVICE, SHAPES, compare
+from attention_helpers import DEVICE, SHAPES, assert_agree, compare
 from helpers import build, tiny_config
 
 from compressive.model.attention import KERNEL_WIDTHS
@@ -23,9 +23,7 @@ def fused(monkeypatch):
 @pytest.mark.parametrize("segmented", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernels_agree_with_the_readable_attention(fused, name, segmented, separate):
-    found, expected = compare(fused.fused_attention, name, segmented, separate)
-    for part, want in expected.items():
-        torch.testing.assert_close(found[part], want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
+    assert_agree(*compare(fused.fused_attention, name, segmented, separate))
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])

@@ -101,14 +101,12 @@ def for_steps(model: CompressiveLM) -> CompressiveLM:
 
     with torch.no_grad():
         model = copy.deepcopy(model, {id(parameter): weight(parameter) for parameter in parameters}).eval()
-        for layer in model.modules():
-            if not isinstance(layer, Layer):
-                continue
-            attention = layer.attention
+        layers = [module for module in model.modules() if isinstance(module, Layer)]
+        for attention in (layer.attention for layer in layers):
             attention.joined = torch.cat([attention.query.weight, attention.key_value.weight])
-            if device == "cuda" and HAS_TRITON:
-                from compressive.model.fused_step import suit, use_kernels
+        if device == "cuda" and HAS_TRITON:
+            from compressive.model.fused_step import suit, use_kernels
 
-                if suit(model.config):
-                    use_kernels(layer)
+            for layer in layers if suit(model.config) else ():
+                use_kernels(layer)
     return model

@@ -62,7 +62,7 @@ class Layer(nn.Module):
         )
         self.mlp_norm = nn.LayerNorm(D)
         self.dropout = nn.Dropout(config.dropout)
-        self.finish_step = finish_step
+        self.finish_step = finish_step  # `generation/stepper.py: for_steps` knows a faster way
         self.loss = config.compression_loss
         self.compression = COMPRESSORS[config.compression](config, rate) if self.n_compressed else None
         if self.compression is not None and self.loss == "autoencoding":
