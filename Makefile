@@ -28,9 +28,10 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
-# Each worker keeps to one thread: the models in the tests are tiny, and threads would only fight for cores.
+# Each worker keeps to one thread: the models in the tests are tiny, and threads would only fight for cores. The examples
+# that Hypothesis makes up are the same every time; `pytest` without that profile tries new ones.
 pytest: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --durations=10 --hypothesis-profile=ci
 
 soak: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m soak

@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -235,8 +234,6 @@ def test_help_needs_no_torch():
         "try:\n    main(['evaluate', '--help'])\nexcept SystemExit:\n    pass\n"
         "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
     )
-    began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 0, done.stderr
     assert "--compressed-size" in done.stdout
-    assert time.monotonic() - began < 5

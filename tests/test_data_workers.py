@@ -99,7 +99,7 @@ def test_processes_end_with_the_one_that_is_killed(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "seen").mkdir()
     with subprocess.Popen([sys.executable, tmp_path / "script.py", tmp_path / "seen"]) as parent:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while len(workers := [path.name for path in (tmp_path / "seen").iterdir()]) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.05)

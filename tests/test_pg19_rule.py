@@ -39,12 +39,13 @@ PIECES += [" ", " ", "\r\n", "\u00a0", "\u2028", ".", "'", "’", "_", "é", "7"
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 def test_words_are_replaced_as_by_the_plain_rule(text):
     assert Replacement(TABLE)(text) == slowly(text)
 
 
 @given(st.lists(st.lists(st.sampled_from([p for p in PIECES if p.isascii()]), max_size=20).map("".join), max_size=4))
+@settings(deadline=None)
 def test_words_seen_before_make_no_difference(texts):
     replacement = Replacement(TABLE)
     assert [replacement(text) for text in texts] == [slowly(text) for text in texts]

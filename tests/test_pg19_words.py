@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressive.data.corpus import SPLITS, write_corpus
@@ -33,6 +33,7 @@ def test_words_are_what_white_space_separates(text, count):
 
 
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\xe9", b" ", b"\n", b"\r", b"\t", b"\v", b"\f", b"\x1c", b"\x00"])))
+@settings(deadline=None)
 def test_they_are_those_of_python(parts):
     text = b"".join(parts)
     assert count_words(text) == len(text.split())
