@@ -64,6 +64,17 @@ def test_memory_reaches_across_windows_but_not_across_episodes():
     torch.testing.assert_close(learn(agent, unroll).logits, learn(agent, blank).logits)
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_features_may_grow_and_memory_sees_them_the_same(norm):
+    _, agent, actor = build(tiny_agent_run(model={"norm": norm}))
+    unroll = actor.unroll()
+    before = learn(agent, unroll).logits
+    with torch.no_grad():
+        for parameter in agent.core.embedding[0].parameters():
+            parameter.mul_(50)
+    torch.testing.assert_close(learn(agent, unroll).logits, before, atol=1e-3, rtol=1e-3)
+
+
 def test_a_start_hides_the_reward_and_action_before_it():
     _, agent, _ = build(tiny_agent_run())
     seen = torch.zeros(2, 12, 16, 3, dtype=torch.uint8)
