@@ -28,6 +28,8 @@ class TaskConfig:
     """Rows of what the agent sees."""
     objects: int = 36
     """How many different objects there are, at most 36."""
+    object_size: float = 60.0
+    """Width and height of an object, in units; a wall is 128 high."""
     seconds: float = 12.0
     """How long an episode lasts, at 15 steps a second."""
     delays: tuple[int, ...] = (0,)
@@ -54,7 +56,7 @@ class TaskConfig:
         """Whether scores may stand beside the published ones: the rooms as they are by default, or the original."""
         if self.name.startswith("lab:"):
             return self.name.endswith("/rooms_select_nonmatching_object")
-        rules = ("name", "objects", "seconds", "delays", "one_trial", "speed", "turn")
+        rules = ("name", "objects", "object_size", "seconds", "delays", "one_trial", "speed", "turn")
         return all(getattr(self, name) == getattr(TaskConfig, name) for name in rules)
 
     @property

@@ -37,8 +37,8 @@ PLAYER = 15.0
 """Half the width of the player."""
 EYE, WALL = 50.0, 128.0
 """Heights of the eye and of walls."""
-OBJECT, OBJECT_HEIGHT = 30.0, 36.0
-"""Half the width of an object, and the height of its middle."""
+OBJECT_LIFT = 6.0
+"""How far above the floor an object hovers."""
 
 FACES = (  # (constant, from, to)
     (

@@ -11,7 +11,7 @@ from compressive.rl.agent import Agent
 from compressive.rl.rooms import CORRIDOR, SECOND, Rooms
 from compressive.rl.task import Task
 
-_FORWARD, _LEFT, _RIGHT, _FORWARD_LEFT, _FORWARD_RIGHT = 0, 4, 5, 6, 7
+_FORWARD, _STRAFE_LEFT, _STRAFE_RIGHT, _FORWARD_LEFT, _FORWARD_RIGHT = 0, 2, 3, 6, 7
 
 
 class Player(Protocol):
@@ -42,7 +42,7 @@ class OraclePlayer:
         self.task = task
 
     def act(self, observation: Tensor, action: Tensor, reward: Tensor, start: Tensor) -> Tensor:
-        """Go for the target, turning on the way where it is not far aside."""
+        """Go for the target, turning on the way; sidestep where it lies more to the side than ahead."""
         state = self.task.state
         target_x = torch.where(state.room == SECOND, layout.CHOICES[0][0], (layout.PAD.left + layout.PAD.right) / 2)
         right_side = torch.where(state.match_left, layout.CHOICES[1][1], layout.CHOICES[0][1])
@@ -51,7 +51,7 @@ class OraclePlayer:
         wanted = torch.where(state.room == CORRIDOR, 0.0, wanted)
         off = torch.remainder(wanted - state.angle + math.pi, 2 * math.pi) - math.pi
         turning = torch.where(off > 0, _FORWARD_LEFT, _FORWARD_RIGHT)
-        turning = torch.where(off.abs() > math.pi / 4, torch.where(off > 0, _LEFT, _RIGHT), turning)
+        turning = torch.where(off.abs() > math.pi / 4, torch.where(off > 0, _STRAFE_LEFT, _STRAFE_RIGHT), turning)
         return torch.where(off.abs() > self.task.turn / 2, turning, _FORWARD)
 
 

@@ -19,8 +19,8 @@ _MATERIALS = ((0.93, 0.52, 0.16), (0.18, 0.34, 0.78), (0.45, 0.45, 0.45), (0.35,
 class Renderer:
     """Renders views of a size; holds the tables that this needs, on one device."""
 
-    def __init__(self, width: int, height: int, device: torch.device | str = "cpu") -> None:
-        self.width, self.height = width, height
+    def __init__(self, width: int, height: int, object_size: float, device: torch.device | str = "cpu") -> None:
+        self.width, self.height, self.object_size = width, height, object_size
         half = width / 2  # a horizontal field of view of 90°
         self.across = ((torch.arange(width, device=device) + 0.5) - half) / half  # (W,), right is positive
         self.down = ((torch.arange(height, device=device) + 0.5) - height / 2) / half  # (H,)
@@ -99,8 +99,9 @@ class Renderer:
         to_x, to_y = place[:, :1] - x[:, None], place[:, 1:] - y[:, None]
         ahead = to_x * forward_x + to_y * forward_y  # (B, 1)
         aside = to_x * forward_y - to_y * forward_x
-        across = (self.across * ahead - aside) / layout.OBJECT  # (B, W), from -1 to 1 on the object
-        down = (self.down * ahead - (layout.EYE - layout.OBJECT_HEIGHT)) / layout.OBJECT  # (B, H)
+        half = self.object_size / 2
+        across = (self.across * ahead - aside) / half  # (B, W), from -1 to 1 on the object
+        down = (self.down * ahead - (layout.EYE - layout.OBJECT_LIFT - half)) / half  # (B, H)
         column = ((across + 1) * (SIDE / 2)).clamp(0, SIDE - 1).long()
         row = ((down + 1) * (SIDE / 2)).clamp(0, SIDE - 1).long()
         pixel = ((kind[:, None] * SIDE + row) * SIDE)[:, :, None] + column[:, None]

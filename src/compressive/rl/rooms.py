@@ -70,7 +70,7 @@ class Rooms:
     ) -> None:
         self.config, self.lanes = config, config.lanes
         self.observation_shape: tuple[int, ...] = (config.height, config.width, 3)
-        self.renderer = Renderer(config.width, config.height, device)
+        self.renderer = Renderer(config.width, config.height, config.object_size, device)
         self.delays = torch.tensor(config.delays, device=device)
         self.places = torch.tensor([layout.EXAMPLES, layout.CHOICES], device=device)  # (rooms, sides, 2)
         self.stride = config.speed * FRAMES_PER_STEP / FRAMES_PER_SECOND
