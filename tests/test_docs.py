@@ -65,13 +65,19 @@ def test_the_readme_s_quickstart_figures_are_those_of_its_results():
     assert row + f"{worth['mean']:.3f} ± {worth['error']:.3f} |" in README
 
 
-def test_the_readme_s_figures_of_the_agent_are_those_of_its_results():
-    played = json.loads((ROOT / "experiments" / "results" / "rooms-tiny-cpu.json").read_text("utf-8"))["played"]
+def played(file, who):
+    """Return, choices and right ones of a player, as the tables show them."""
+    row = json.loads((ROOT / "experiments" / "results" / file).read_text("utf-8"))["played"][f"{who}, delay 0"]
+    per_episode, right = row["choices"] / row["episodes"], row["choice_accuracy"] * 100
+    return f"{row['return']:.1f} ± {row['margin of 95 %']:.1f} | {per_episode:.1f} | {right:.1f} %"
+
+
+def test_the_figures_of_the_agent_are_those_of_its_results():
     for shown, name in (("agent", "agent"), ("chance", "random"), ("oracle", "oracle")):
-        row = played[f"{name}, delay 0"]
-        per_episode, right = row["choices"] / row["episodes"], row["choice_accuracy"] * 100
-        figures = f"{row['return']:.1f} ± {row['margin of 95 %']:.1f} | {per_episode:.1f} | {right:.1f} %"
-        assert f"| {shown} | {figures} |" in README
+        assert f"| {shown} | {played('rooms-tiny-cpu.json', name)} |" in README
+    page = (ROOT / "docs" / "agent.md").read_text("utf-8")
+    for seed, file in enumerate(["rooms-tiny-cpu.json", *(f"rooms-tiny-seed{n}-cpu.json" for n in range(1, 5))]):
+        assert f"| {seed} | {played(file, 'agent')} |" in page
 
 
 def test_the_readme_tree_shows_every_module():
