@@ -149,6 +149,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys, monkeypatc
     (row,) = saved["rows"]
     assert (row["name"], row["batch"], row["precision"], row["compile"]) == ("quickstart", 1, "fp32", False)
     assert f"{row['tokens per second']:,.0f}" in shown.out
+    assert row["drawn per second, batch 32"] > 0
     assert f"{row['drawn per second, batch 32']:,.0f}" in shown.out
 
 

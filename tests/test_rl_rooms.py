@@ -192,6 +192,12 @@ def test_the_oracle_scores_what_people_do():
     assert len(found.returns) == 64
 
 
+def test_the_oracle_gets_there_without_turning():
+    task = rooms(lanes=8, turn=1.0, speed=960.0, seconds=6.0)
+    found = evaluate(task, OraclePlayer(task), 8)
+    assert found.returns == [88.0] * 8  # eight trials of 11
+
+
 def test_chance_is_near_the_published_score():
     """Over 4,096 episodes; ours need not be the original's 0.312, but must be as worthless."""
     task = rooms(lanes=2048)
@@ -234,6 +240,21 @@ def test_the_36_objects_can_be_told_apart_from_where_a_trial_begins():
     distance = torch.cdist(views, views) + 1e9 * torch.eye(COUNT)
     assert distance.min() > 100  # some pixels differ by much
     assert pictures().shape == (36, 32, 32, 4)
+
+
+@pytest.mark.parametrize("size", [60, 120])
+def test_objects_are_as_large_as_asked_and_hover_above_the_floor(size):
+    task = Rooms(TaskConfig(lanes=2, object_size=size))
+    task.reset()
+    discs = torch.tensor([0, 2])  # one plain, one spotted and of another hue
+    task.state = dataclasses.replace(task.state, match=discs, example_left=torch.ones(2, dtype=torch.bool))
+    plain, spotted = task.observe(task.state)
+    rows, columns = (plain != spotted).any(dim=-1).nonzero().T
+    per_unit = 48 / (layout.EXAMPLES[0][0] - layout.SPAWN[0])  # pixels, at that distance
+    assert columns.max() - columns.min() + 1 == pytest.approx(0.95 * size * per_unit, abs=1)
+    bottom = layout.OBJECT_LIFT + 0.05 * size / 2  # a disc does not quite fill its square
+    assert rows.max() + 1 == pytest.approx(36 + (layout.EYE - bottom) * per_unit, abs=1)
+    assert rows.min() == pytest.approx(36 + (layout.EYE - bottom - 0.95 * size) * per_unit, abs=1)
 
 
 def test_objects_hide_behind_walls():

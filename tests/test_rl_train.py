@@ -89,7 +89,13 @@ def test_only_the_original_task_is_comparable_with_people():
     assert TaskConfig().comparable
     assert TaskConfig(lanes=7, width=48, height=36).comparable
     assert TaskConfig("lab:contributed/dmlab30/rooms_select_nonmatching_object").comparable
-    for other in (TaskConfig("CartPole-v1"), TaskConfig(delays=(0, 8)), TaskConfig(objects=3), TaskConfig("lab:x")):
+    for other in (
+        TaskConfig("CartPole-v1"),
+        TaskConfig(delays=(0, 8)),
+        TaskConfig(objects=3),
+        TaskConfig(object_size=90),
+        TaskConfig("lab:x"),
+    ):
         assert not other.comparable
 
 

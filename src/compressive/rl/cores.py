@@ -57,7 +57,7 @@ class TransformerCore(Core):
     """The package's own trunk; with no compressed memory it is a TransformerXL.
 
     What goes in is normalised: unlike the embeddings of tokens, features of pictures grow while they are learnt, and
-    attention over what has no bound hardens. Without this norm the small task is hardly ever learnt (docs/log.md).
+    attention over what has no bound hardens. Without this norm the small task is learnt less often (docs/log.md).
     """
 
     def __init__(self, inputs: int, config: ModelConfig) -> None:
