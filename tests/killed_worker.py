@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from compressive.cli import main
+from compressive.cli import leave, main
 from compressive.training.checkpoint import Saver
 
 fatal_step, victim = map(int, sys.argv[1:3])
@@ -26,4 +26,4 @@ def save_and_die(self: Saver, step: int, *rest: Any, **options: Any) -> None:
 
 
 Saver.save = save_and_die  # type: ignore[method-assign]
-sys.exit(main(sys.argv[3:]))
+leave(main(sys.argv[3:]))

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from compressive import CompressiveLM
+from compressive.cli import guarded, leave
 from compressive.config import RunConfig
 from compressive.parallel import World, join
 from compressive.run import Run
@@ -55,7 +56,13 @@ def train(world: World, folder: str, config: dict, dtype: str = "float64", fault
     (Path(folder) / f"code-{world.rank}").write_text(str(code))
 
 
-if __name__ == "__main__":
-    with join("cpu") as the_world:
+def work() -> int:
+    """Do the jobs of the file that is named, as a command would."""
+    with join("cpu") as world:
         for job in json.loads(Path(sys.argv[1]).read_text()):
-            train(the_world, **job)
+            train(world, **job)
+    return 0
+
+
+if __name__ == "__main__":
+    leave(guarded(work, "parallel_worker"))

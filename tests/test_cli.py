@@ -1,5 +1,6 @@
 """The command table: instant help, clear refusals, presets shown as they can be read back."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -75,6 +76,15 @@ def test_a_reader_that_leaves_early_is_no_error():
     )
     assert result.stdout == "[model]\n"
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize("rank", [{}, {"RANK": "1"}], ids=["alone", "one of several"])
+def test_one_of_several_processes_leaves_without_taking_the_interpreter_down(rank):
+    """So that no thread of gloo's can abort it; the code and what was printed stay."""
+    code = "import atexit; from compressive.cli import leave; atexit.register(print, 'down'); print('said'); leave(3)"
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"} | rank
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert (found.returncode, found.stdout) == (3, "said\n" if rank else "said\ndown\n")
 
 
 def test_unknown_tables_and_fields_are_refused():

@@ -170,7 +170,7 @@ def test_if_one_process_cannot_load_all_say_so(data_dir, tmp_path):
     config = config_of(data_dir, steps=10)
     run(2, [job(tmp_path / "run", config)], tmp_path)
     more = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=12))
-    outputs = run(2, [job(tmp_path / "run", more, fault="one cannot load")], tmp_path, code=1)
+    outputs = run(2, [job(tmp_path / "run", more, fault="one cannot load")], tmp_path, code=2)
     for _, error in outputs:
         assert "cannot be read (process 1: disk on fire)" in error
 

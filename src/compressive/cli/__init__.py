@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 Options = TypeVar("Options")
 
@@ -49,6 +49,19 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     print(f"compressive: no command {' '.join(words[:3])!r}\n\n{text}", file=sys.stderr)
     return 2
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with the exit code of a command.
+
+    One of several processes goes at once: gloo's threads may still hold tensors of its last exchange, and a thread that
+    wants the interpreter to let them go, while that is being taken down, aborts the process whatever its code was.
+    """
+    if "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def preset_first(arguments: list[str], names: list[str], shown: str) -> tuple[str, list[str]]:
