@@ -4,12 +4,12 @@ import dataclasses
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 from training_helpers import flags, tiny_corpus, tiny_run_config
 
 from compressive.parallel import World
@@ -37,28 +37,22 @@ def config_of(data_dir, case="plain", **train):
     return tiny_run_config(data_dir, model, **{"batch": 12, "log_every": 1, "steps": 20} | values | train)
 
 
-def start(processes, jobs, folder):
-    """Start so many processes on a list of jobs, as torchrun would."""
+def run(processes, jobs, folder, code=0):
+    """Run jobs in so many processes, as torchrun would, to the end; give what each process wrote."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"jobs-{random.getrandbits(64):x}.json"
     file.write_text(json.dumps(jobs))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
-    return [
+    # The store is here, as torchrun keeps it: a port that is looked for and given to others might be taken meanwhile.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    common |= {"WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
+    started = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), str(file)],
-            env=os.environ | common | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            [sys.executable, str(WORKER), str(file)], env=os.environ | common | {"RANK": str(rank)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(processes)
     ]  # fmt: skip
-
-
-def run(processes, jobs, folder, code=0):
-    """Run jobs to the end; give what each process wrote."""
-    started = start(processes, jobs, folder)
     outputs = [process.communicate(timeout=240) for process in started]
     for process, (_, error) in zip(started, outputs, strict=True):
         assert process.returncode == code, error
@@ -203,7 +197,7 @@ def test_evaluation_uses_all_processes(data_dir, alone):
         [sys.executable, "-m", "compressive", *map(str, words)], capture_output=True, text=True, check=True
     )
     two = torchrun(*words)
-    out, error = two.communicate(timeout=120)
+    out, error = two.communicate(timeout=240)
     assert two.returncode == 0, error
     first, second = json.loads(one.stdout), json.loads(out)  # one report, by the first process
     assert (first["processes"], second["processes"]) == (1, 2)
@@ -211,7 +205,7 @@ def test_evaluation_uses_all_processes(data_dir, alone):
     assert first["tokens"] == second["tokens"]
     assert second["nats"] == pytest.approx(first["nats"], rel=1e-6)
     refused = torchrun("evaluate", alone / "float32", "--dynamic")
-    assert "expected one process, not 2" in refused.communicate(timeout=120)[1]
+    assert "expected one process, not 2" in refused.communicate(timeout=240)[1]
 
 
 def killed_saves(folder, times, seed):
