@@ -304,10 +304,11 @@ def test_a_build_that_is_killed_twice_keeps_what_both_have_built(some, monkeypat
 
 
 KILLED = """
-import os, sys
+import os, signal, sys
 from compressive.cli import main
 from compressive.data.pg19.build import Entry
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests behind itself has it ignored
 format, seen = Entry.format, []
 
 def format_or_die(self):
