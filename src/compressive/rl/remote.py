@@ -60,6 +60,9 @@ class RemoteActors:
         self.owns_ray = not ray.is_initialized()
         if self.owns_ray:
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)  # or RAY_ADDRESS
+        cores, wanted = ray.cluster_resources().get("CPU", 0), config.train.actors  # type: ignore[no-untyped-call]
+        if wanted > cores:  # a cluster may still grow
+            warn(f"train.actors={wanted}: Ray has {cores:g} cores, and the actors beyond that wait for more")
         self.made = 0
         self.pending: dict[Any, Any] = {}
         self.idle = [self._hire() for _ in range(config.train.actors)]
