@@ -23,11 +23,15 @@ def test_rewards_are_shaped_as_asked():
     assert shaped(rewards, "asymmetric", 0.1).tolist() == pytest.approx(expected)
 
 
-def test_the_loss_is_impala_s():
+@pytest.mark.parametrize("behind", [False, True], ids=["on policy", "an update behind"])
+def test_the_loss_is_impala_s(behind):
     run = tiny_agent_run(train={"baseline_cost": 0.3, "entropy_cost": 0.02, "discount": 0.9})
     _, agent, actor = build(run)
     for _ in range(3):
         unroll = actor.unroll()
+    if behind:
+        with torch.no_grad():
+            agent.policy.bias.copy_(torch.linspace(-1, 1, 9))
     out = agent(unroll.observation, unroll.action, unroll.reward, unroll.start, unroll.state)
     p = F.softmax(out.logits, -1)
     taken = F.one_hot(unroll.action[:, 1:], 9)
@@ -44,7 +48,8 @@ def test_the_loss_is_impala_s():
     assert found["entropy"] == pytest.approx(entropy.item(), rel=1e-4)
     assert found["loss"] == pytest.approx((policy + 0.3 * baseline - 0.02 * entropy).item(), abs=1e-5)
     assert found["compression_loss"] == pytest.approx(out.compression_loss.item(), rel=1e-4)
-    assert found["ratio"] == pytest.approx(1, abs=1e-4)
+    assert found["ratio"] == pytest.approx(ratio.exp().mean().item(), rel=1e-4)
+    assert (abs(found["ratio"] - 1) > 1e-2) == behind
 
 
 @pytest.mark.parametrize("optimiser", ["rmsprop", "adam"])
