@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -183,6 +184,24 @@ def test_two_actors_apart(tmp_path):
     alone = dataclasses.replace(run, train=dataclasses.replace(run.train, actors=0, steps=1248))
     assert train(start(tmp_path / "run", alone)) == 0
     assert curve(tmp_path / "run")[-1]["step"] == 1248
+
+
+def test_processes_apart_act_with_older_weights_than_those_that_learn():
+    """Real ones, with an update after each unroll: the one that is second to send began with the first weights."""
+    from compressive.rl.agent import Agent
+    from compressive.rl.learner import FIGURES, Learner
+    from compressive.rl.remote import CPU, RemoteActors, task_shapes
+
+    run = tiny_agent_run(train={"actors": 2, "batch": 3, "learning_rate": 1e-3})
+    agent = Agent(run, *task_shapes(run))
+    source, learner = RemoteActors(run, agent, CPU), Learner(agent, run.train, CPU)
+    deadline, ratio = time.monotonic() + 240, 1.0
+    try:
+        while abs(ratio - 1) <= 1e-4:  # on policy, until the second process has started, however long that takes
+            assert time.monotonic() < deadline
+            ratio = float(learner.update(source.unroll())[FIGURES.index("ratio")])
+    finally:
+        source.close()
 
 
 class Died(Exception):
