@@ -171,8 +171,9 @@ def test_a_signal_saves_and_the_run_goes_on(tmp_path):
     assert checkpoint.latest(tmp_path / "run" / "checkpoints").step > 0
 
 
-def test_two_actors_apart(tmp_path):
+def test_two_actors_apart(tmp_path, monkeypatch):
     """Two Ray processes act, this one learns; then it goes on with none."""
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # else, on a busy machine, they take minutes to start
     run = tiny_agent_run(train={"actors": 2, "steps": 18 * 16 * 4, "batch": 3, "learning_rate": 1e-3})
     out = str(tmp_path / "run")
     done = command("rl", "train", "rooms", *flags(run), "--out", out)
