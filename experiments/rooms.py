@@ -3,6 +3,7 @@
     python experiments/rooms.py --minutes 8 --results experiments/results/rooms-h200.json
     python experiments/rooms.py --minutes 16 --results experiments/results/rooms-h200.json    # goes on where it stopped
     python experiments/rooms.py --core lstm --delays 0 64 128 256 --out runs/lstm --results lstm.json
+    python experiments/rooms.py --results experiments/results/rooms-h200.json --figure docs/agent.png
 
 Needs neither Gymnasium nor Ray nor tyro. `--minutes` is the whole run's, earlier sittings included. Resuming with
 other values than the run began with is refused.
@@ -11,9 +12,11 @@ other values than the run began with is refused.
 import argparse
 import dataclasses
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from compressive.cli.rl.train import FIXED
 from compressive.cli.train import begin
@@ -32,6 +35,7 @@ def main() -> int:
     parser.add_argument("--preset", default="rooms-fast")
     parser.add_argument("--out", type=Path, help="folder of the run; runs/PRESET if not given")
     parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--figure", type=Path, help="only draw what the results hold, to this file")
     parser.add_argument("--minutes", type=float, default=8.0, help="wall-clock budget of training")
     parser.add_argument("--steps", type=int, help="agent steps at most")
     parser.add_argument("--core", choices=("compressive", "txl", "lstm", "none"))
@@ -49,6 +53,9 @@ def main() -> int:
     parser.add_argument("--fp32", action="store_true", help="no bf16")
     parser.add_argument("--episodes", type=int, default=1024, help="of each delay, to evaluate with")
     options = parser.parse_args()
+    if options.figure is not None:
+        draw_figure(json.loads(options.results.read_text("utf-8")), options.figure)
+        return 0
 
     config = configure(options)
     folder = begin(AgentFolder, options.out or Path("runs") / options.preset, config, True, FIXED)
@@ -114,6 +121,23 @@ def report(run: AgentFolder, episodes: int) -> dict[str, object]:
         "played": played,
         "curve": rows,
     }
+
+
+def draw_figure(results: dict[str, Any], path: Path) -> None:
+    """Return and choices of an episode over steps: of every stretch that was logged, and five of them averaged."""
+    from compressive.analysis.plots import figure, save, tidy
+
+    rows = [row for row in results["curve"] if row["episodes"]]
+    steps = [row["step"] / 1e6 for row in rows]
+    drawn = figure(9, 3.2)
+    shown = {"return": [row["return"] for row in rows], "choices": [row["choices"] / row["episodes"] for row in rows]}
+    for axes, (name, values) in zip(drawn.subplots(1, 2), shown.items(), strict=True):
+        nearby = [statistics.mean(values[max(0, at - 2) : at + 3]) for at in range(len(values))]
+        axes.plot(steps, values, color="#8a9ba8", linewidth=0.8)
+        axes.plot(steps, nearby, color="#c8553d")
+        axes.set_ylim(bottom=min(0, *values))
+        tidy(axes, f"{name} per episode", x="million agent steps")
+    save(drawn, path)
 
 
 if __name__ == "__main__":

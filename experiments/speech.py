@@ -102,6 +102,7 @@ def main() -> int:
         "corpus": {"name": corpus.name, "sources": corpus.manifest.sources}
         | {split: info.tokens for split, info in corpus.manifest.splits.items()},
         "floors, bits per sample of the test split": floors(corpus, "test", options.test_samples or None),
+        "floors of the curves, which read its beginning": floors(corpus, "test", options.curve_samples),
     }
     code, plan = make_plan(options, deadline)
     found: dict[str, Any] = {}
@@ -209,7 +210,9 @@ def train_until(run: Run, deadline: float) -> int:
         return INTERRUPTED
     gc.collect()  # the model before this one
     torch._dynamo.reset()  # what was compiled for it counts against a limit
-    torch.cuda.empty_cache()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     timer = threading.Timer(left, os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
     try:
@@ -310,7 +313,7 @@ def draw_figure(results: dict[str, Any], path: Path) -> None:
     colours = {"compressive": "#c8553d", "transformer-xl": "#2f6690", "wavenet": "#8a9ba8"}
     drawn = figure(9, 3.6)
     every = drawn.subplots(1, 2, sharey=True)
-    floor = results["floors, bits per sample of the test split"].get("linear prediction")
+    floor = results["floors of the curves, which read its beginning"].get("linear prediction")
     for axes, across in zip(every, ("update", "seconds"), strict=True):
         for name, found in results["models"].items():
             curve = found["curves"]["test"]

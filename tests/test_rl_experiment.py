@@ -40,6 +40,12 @@ def test_the_experiment_writes_one_file_and_goes_on(tmp_path):
     assert found["played"]["agent, delay 3"]["episodes"] == 8
     assert found["played"]["oracle, delay 3"]["return"] == 11
 
+    # Drawing may need what training must not.
+    words = ["experiments/rooms.py", "--results", results, "--figure", tmp_path / "curve.png"]
+    done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
 
 def test_the_benchmark_measures_every_part(tmp_path):
     results = tmp_path / "speed.json"
