@@ -1,12 +1,12 @@
-"""Attention alone: the fused kernels against a contender, plain torch, and flash attention without positions.
+"""Attention alone: the fused kernels against plain torch, and flash attention without positions.
 
     python benchmarks/attention.py --size base --json attention.json
-    python benchmarks/attention.py --size paper --tune                # sizes of the contender's tiles too
+    python benchmarks/attention.py --size paper --tune                # other sizes of tiles too
+    python benchmarks/attention.py --size paper --tune --prefetched   # the same with contenders of two kernels
     TRITON_INTERPRET=1 python benchmarks/attention.py --size tiny     # that it runs, not how fast
 
-Times of forward, and of forward and backward, of one layer, median over repeats; errors against plain torch in
-float32. `prescored.py` beside this file is the contender: position scores computed beforehand. Two numbers bound it:
-products, at the device's peak, and bytes of queries, keys, values and their gradients, at its bandwidth.
+Times of forward, and of forward and backward, of one layer; errors against plain torch in float32. On a GPU times are
+those of its kernels, from the profiler: launched one by one, kernels this short would measure the host.
 """
 
 import argparse
@@ -17,14 +17,17 @@ from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 
-import prescored
+import prefetched
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 from compressive.bench import median_seconds
 from compressive.model import fused
-from compressive.model.attention import Biases, Positions, Projected, relative_attention
+from compressive.model.attention import Biases, Positions, Projected, heads_of, relative_attention
+
+Times = dict[str, "float | dict[str, float]"]
 
 SIZES = {  # lanes, heads, window, compressed, recent, width of a head
     "tiny": (2, 2, 32, 16, 32, 16),
@@ -38,48 +41,64 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--tune", action="store_true", help="time the contender with other tiles, one kernel at a time")
+    parser.add_argument("--tune", action="store_true", help="time the kernels with other tiles, one at a time")
+    parser.add_argument("--prefetched", action="store_true", help="with the kernels of prefetched.py, beside this file")
     parser.add_argument("--jobs", type=int, default=12, help="with --tune, how many processes compile at once")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    if options.prefetched:
+        use_prefetched()
     case = Case(*SIZES[options.size], device=device, dtype=dtype)
     found: dict[str, object] = {
-        "size": options.size, "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        "size": options.size, "prefetched": options.prefetched,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         "torch": torch.__version__, "gigaflops of one product of all queries and slots": case.flops / 1e9,
     }  # fmt: skip
     ways: dict[str, Callable[[], Tensor]] = {
-        "fused": case.fused, "prescored": case.prescored, "readable": case.readable, "flash": case.flash
+        "fused": case.fused, "readable": case.readable, "flash": case.flash
     }  # fmt: skip
     if device.type == "cuda":
         ways["readable, compiled"] = torch.compile(case.readable)
     for name, way in ways.items():
         found[name] = timed(way, case.leaves, options.repeats, device)
         print(name, found[name], flush=True)
-    for name in ("fused", "prescored"):
-        found[f"errors of {name}"] = case.errors(ways[name])
-        print("errors of", name, found[f"errors of {name}"], flush=True)
+    found["errors of fused"] = case.errors(case.fused)
+    print("errors of fused", found["errors of fused"], flush=True)
     if options.tune:
-        found["prescored, tiles"] = tuned(options.size, case, options.repeats, options.jobs)
+        found["tiles"] = tuned(options.size, case, options.repeats, options.jobs, options.prefetched)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
-TILES: dict[str, list[prescored.Tile]] = {  # what --tune tries
+TILES: dict[str, list[fused.Tile]] = {  # what --tune tries
     "scoring": [(64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 2), (64, 128, 4, 3), (64, 128, 8, 3), (128, 128, 8, 3)],
-    "forward": [(64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2)],
-    "slots": [(32, 64, 4, 2), (32, 64, 4, 3), (64, 64, 4, 2), (32, 128, 8, 2), (32, 128, 8, 3), (64, 128, 8, 2)],
+    "forward": [
+        (64, 64, 4, 2), (64, 64, 4, 3), (64, 32, 4, 3), (64, 32, 4, 4),
+        (128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 4), (128, 128, 8, 2),
+    ],
+    "slots": [
+        (32, 64, 4, 2), (32, 64, 4, 3), (32, 64, 4, 4), (64, 64, 4, 2),
+        (32, 128, 8, 2), (32, 128, 8, 3), (64, 128, 8, 2),
+    ],
     "content": [(64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 8, 3), (128, 64, 8, 4)],
     "positions": [(64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 8, 3)],
     "table": [(64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 3), (64, 128, 8, 3), (64, 128, 8, 4), (32, 128, 4, 4)],
 }  # fmt: skip
 
 
-def tuned(size: str, case: "Case", repeats: int, jobs: int) -> list[dict[str, object]]:
+def use_prefetched() -> None:
+    """Put the contenders in the place of the kernels they contend with."""
+    for kernel in ("_forward", "_backward_slots"):
+        setattr(fused, kernel, getattr(prefetched, kernel))
+
+
+def tuned(size: str, case: "Case", repeats: int, jobs: int, contenders: bool) -> list[dict[str, object]]:
     """Times with each kernel's other tiles, the rest as they are."""
     tries = [(kernel, tile) for kernel, tiles in TILES.items() for tile in tiles]
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:  # into the cache of compiled kernels
+    prepare = use_prefetched if contenders else None
+    with ProcessPoolExecutor(jobs, get_context("spawn"), prepare) as pool:  # into the cache of compiled kernels
         list(pool.map(compiled, repeat(size), *zip(*tries, strict=True)))
     rows = []
     for kernel, tile in tries:
@@ -89,21 +108,21 @@ def tuned(size: str, case: "Case", repeats: int, jobs: int) -> list[dict[str, ob
     return rows
 
 
-def compiled(size: str, kernel: str, tile: prescored.Tile) -> None:
-    """Compile the contender with another tile."""
+def compiled(size: str, kernel: str, tile: fused.Tile) -> None:
+    """Compile the kernels with another tile."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with_tile(Case(*SIZES[size], device=device, dtype=dtype), kernel, tile, 1)
 
 
-def with_tile(case: "Case", kernel: str, tile: prescored.Tile, repeats: int) -> dict[str, float] | str:
-    """Times of the contender with another tile."""
-    usual = prescored.TILES[kernel]
-    prescored.TILES[kernel] = {max(usual): tile}
+def with_tile(case: "Case", kernel: str, tile: fused.Tile, repeats: int) -> Times | str:
+    """Times with another tile."""
+    usual = fused.TILES[kernel]
+    fused.TILES[kernel] = {max(usual): tile}
     try:
-        return timed(case.prescored, case.leaves, repeats, case.valid.device)
+        return timed(case.fused, case.leaves, repeats, case.valid.device)
     finally:
-        prescored.TILES[kernel] = usual
+        fused.TILES[kernel] = usual
 
 
 class Case:
@@ -137,10 +156,6 @@ class Case:
         """The kernels."""
         return fused.fused_attention(*self.inputs(), self.valid, None, self.C)[0]
 
-    def prescored(self) -> Tensor:
-        """Position scores beforehand, then kernels that read them."""
-        return prescored.fused_attention(*self.inputs(), self.valid, None, self.C)[0]
-
     def readable(self, dtype: torch.dtype | None = None) -> Tensor:
         """Plain torch, under autocast as in training."""
         device = self.valid.device.type
@@ -150,7 +165,7 @@ class Case:
     def flash(self) -> Tensor:
         """Attention without positions or masks: what a fused kernel takes at least."""
         projected = self.inputs()[0]
-        return F.scaled_dot_product_attention(projected.query, projected.key, projected.value)
+        return F.scaled_dot_product_attention(projected.query, *heads_of(projected.key_value))
 
     def errors(self, way: Callable[[], Tensor]) -> dict[str, float]:
         """Largest difference from float32, as a share of the largest value, of the output and of each gradient."""
@@ -163,10 +178,8 @@ class Case:
         return {name: ((a.float() - b.float()).abs().max() / b.float().abs().max()).item() for name, a, b in pairs}
 
 
-def timed(
-    way: Callable[[], Tensor], leaves: list[Tensor], repeats: int, device: torch.device
-) -> dict[str, float] | str:
-    """Milliseconds of the forward pass, and of both."""
+def timed(way: Callable[[], Tensor], leaves: list[Tensor], repeats: int, device: torch.device) -> Times | str:
+    """Milliseconds of the forward pass, and of both, and on a GPU of each kernel of both."""
     try:
         gradient = torch.randn_like(way())
     except Exception as error:  # a row that fails is a row
@@ -175,12 +188,33 @@ def timed(
     def both() -> None:
         torch.autograd.grad(way(), leaves, gradient, allow_unused=True)
 
-    result = {}
+    result: Times = {}
     for name, act in (("forward ms", way), ("both ms", both)):
         for _ in range(3):
             act()
-        result[name] = 1000 * median_seconds(act, device, repeats)
+        if device.type == "cuda":
+            kernels = kernel_times(act, repeats)
+            result[name] = sum(kernels.values())
+            if name == "both ms":
+                result["kernels"] = kernels
+        else:
+            result[name] = 1000 * median_seconds(act, device, repeats)
     return result
+
+
+def kernel_times(act: Callable[[], object], repeats: int) -> dict[str, float]:
+    """Milliseconds on the GPU of one call, by kernel, those above 5 µs by their names."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(repeats):
+            act()
+        torch.cuda.synchronize()
+    found: dict[str, float] = {}
+    for kernel in profiled.key_averages():
+        ms = kernel.device_time_total / 1000 / repeats
+        name = kernel.key[:60] if ms > 0.005 else "others"
+        found[name] = found.get(name, 0.0) + ms
+    return found
 
 
 if __name__ == "__main__":

@@ -1,27 +1,22 @@
-"""The attention-reconstruction loss alone: torch's attention, twice, against a contender that has both in one kernel.
+"""The attention-reconstruction loss alone: torch's attention, twice, against the kernels that have both in one.
 
     python benchmarks/reconstruction.py --size base --json reconstruction.json
     TRITON_INTERPRET=1 python benchmarks/reconstruction.py --size tiny     # that it runs, not how fast
 
-The contender attends to old and new slots in one go, keeps their difference, and on the way back computes what alone
-has a gradient, keys and values of new slots. Times of forward, and of forward and backward, of one layer, median over
-repeats; errors against torch in float32. Least work: four products forward, four backwards with new slots alone.
+Times of forward, and of forward and backward, of one layer, as in attention.py; errors against torch in float32. Least
+work: four products forward, four backwards with new slots alone.
 """
 
 import argparse
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-import triton
-import triton.language as tl
+from attention import timed
 from torch import Tensor
 
-from compressive.bench import median_seconds
-from compressive.model.fused import HIDDEN, LOG2_E, _load
+from compressive.model.fused_reconstruction import fused_reconstruction
 from compressive.model.reconstruction import attention_reconstruction
 
 SIZES = {  # lanes, heads, window, evicted, rate, width of a head
@@ -29,178 +24,6 @@ SIZES = {  # lanes, heads, window, evicted, rate, width of a head
     "base": (16, 8, 512, 512, 4, 64),
     "paper": (8, 8, 768, 768, 3, 128),
 }
-TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {  # by width of a head, up to: queries, slots, warps, loads
-    "compare": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2)},
-    "backward": {64: (64, 64, 4, 2), 128: (32, 64, 4, 2)},
-}
-
-
-@triton.jit
-def _attend(
-    q, slots_of, n, batch_stride, stride, seen, lane, head, H, scale,
-    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """What queries attend to among slots, and the logarithm to base 2 of their sums of weights."""
-    key = slots_of + lane * batch_stride + head * BLOCK_K
-    largest = tl.full([BLOCK_Q], HIDDEN, tl.float32)
-    total = tl.zeros([BLOCK_Q], tl.float32)
-    sums = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    for at in range(0, n, BLOCK_N):
-        slots = at + tl.arange(0, BLOCK_N)
-        k = _load(key, slots, n, stride, BLOCK_K)
-        x = _load(key + H * BLOCK_K, slots, n, stride, BLOCK_K)
-        visible = tl.load(seen + lane * n + slots, mask=slots < n, other=0) != 0
-        scores = tl.where(visible[None, :], tl.dot(q, tl.trans(k), input_precision="ieee"), HIDDEN)
-        new_largest = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.math.exp2(scores * scale - (new_largest * scale)[:, None])
-        shrink = tl.math.exp2((largest - new_largest) * scale)
-        total = total * shrink + tl.sum(weights, 1)
-        sums = tl.dot(weights.to(x.dtype), x, sums * shrink[:, None], input_precision="ieee")
-        largest = new_largest
-    return sums / total[:, None], largest * scale + tl.math.log2(total)
-
-
-@triton.jit
-def _compare(
-    query, old, new, seen_old, seen_new, difference, lse, delta, losses,
-    H, T, n_old, n_new, query_batch, query_stride, old_batch, old_stride, new_batch, new_stride, scale,
-    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """The difference between attention to new and to old slots, and its squares' sum over a lane."""
-    lane_head = tl.program_id(1)
-    lane, head = (lane_head // H).to(tl.int64), lane_head % H
-    queries = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    q = _load(query + lane * query_batch + head * BLOCK_K, queries, T, query_stride, BLOCK_K)
-    target, _ = _attend(q, old, n_old, old_batch, old_stride, seen_old, lane, head, H, scale, BLOCK_Q, BLOCK_N, BLOCK_K)
-    found, norm = _attend(
-        q, new, n_new, new_batch, new_stride, seen_new, lane, head, H, scale, BLOCK_Q, BLOCK_N, BLOCK_K
-    )
-    off = tl.where((queries < T)[:, None], found - target, 0.0)
-    to = difference + (lane_head.to(tl.int64) * T + queries[:, None]) * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-    tl.store(to, off.to(difference.dtype.element_ty), mask=(queries < T)[:, None])
-    tl.store(lse + lane_head * T + queries, norm, mask=queries < T)
-    tl.store(delta + lane_head * T + queries, tl.sum(off * found, 1), mask=queries < T)
-    tl.atomic_add(losses + lane, tl.sum(tl.sum(off * off, 1), 0), sem="relaxed")
-
-
-@triton.jit
-def _backward(
-    query, new, seen_new, difference, lse, delta, d_losses, d_new,
-    H, T, n_new, query_batch, query_stride, new_batch, new_stride, scale, factor,
-    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Gradients of keys and values of new slots."""
-    lane_head = tl.program_id(1)
-    lane, head = (lane_head // H).to(tl.int64), lane_head % H
-    slots = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    key = new + lane * new_batch + head * BLOCK_K
-    k = _load(key, slots, n_new, new_stride, BLOCK_K)
-    x = _load(key + H * BLOCK_K, slots, n_new, new_stride, BLOCK_K)
-    visible = tl.load(seen_new + lane * n_new + slots, mask=slots < n_new, other=0) != 0
-    query += lane * query_batch + head * BLOCK_K
-    difference += lane_head.to(tl.int64) * T * BLOCK_K
-    dk = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    dv = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    for first in range(0, T, BLOCK_Q):
-        queries = first + tl.arange(0, BLOCK_Q)
-        q = _load(query, queries, T, query_stride, BLOCK_K)
-        off = _load(difference, queries, T, BLOCK_K, BLOCK_K)
-        norm = tl.load(lse + lane_head * T + queries, mask=queries < T, other=float("inf"))
-        mean = tl.load(delta + lane_head * T + queries, mask=queries < T, other=0.0)
-        scores = tl.where(visible[:, None], tl.dot(k, tl.trans(q), input_precision="ieee"), HIDDEN)
-        weights = tl.math.exp2(scores * scale - norm[None, :])
-        dv = tl.dot(weights.to(off.dtype), off, dv, input_precision="ieee")
-        ds = weights * (tl.dot(x, tl.trans(off), input_precision="ieee") - mean[None, :])
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
-    weight = tl.load(d_losses + lane) * factor
-    to = d_new + ((lane * n_new + slots[:, None]) * 2 * H + head) * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-    inside = (slots < n_new)[:, None]
-    kind = d_new.dtype.element_ty
-    tl.store(to, (dk * (weight * scale * 0.6931471805599453)).to(kind), mask=inside)
-    tl.store(to + H * BLOCK_K, (dv * weight).to(kind), mask=inside)
-
-
-def _options(kernel: str, K: int, kind: torch.dtype) -> dict[str, int]:
-    queries, slots, warps, stages = next(tile for width, tile in TILES[kernel].items() if width >= K)
-    stages = 1 if kind == torch.float32 else stages
-    return {"BLOCK_Q": queries, "BLOCK_N": slots, "BLOCK_K": K, "num_warps": warps, "num_stages": stages}
-
-
-def _scale(K: int) -> float:
-    return LOG2_E / math.sqrt(K)
-
-
-@torch.library.custom_op("reconstruction::compare", mutates_args=())
-def compare(
-    query: Tensor, old: Tensor, new: Tensor, seen_old: Tensor, seen_new: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The mean squared difference per lane, (B,), of queries (B, T, H, K) attending to old or to new slots.
-
-    Keys and values (B, n, 2, H, K), of which only new ones get a gradient; seen (B, n). Also what the way back needs.
-    """
-    B, T, H, K = query.shape
-    options = _options("compare", K, query.dtype)
-    losses = query.new_zeros(B, dtype=torch.float32)
-    difference = query.new_empty(B, H, T, K)
-    lse, delta = losses.new_empty(B, H, T), losses.new_empty(B, H, T)
-    _compare[(triton.cdiv(T, options["BLOCK_Q"]), B * H)](
-        query, old, new, seen_old.contiguous(), seen_new.contiguous(), difference, lse, delta, losses,
-        H, T, old.shape[1], new.shape[1], *query.stride()[:2], *old.stride()[:2], *new.stride()[:2], _scale(K),
-        **options,
-    )  # fmt: skip
-    return losses / (T * H * K), difference, lse, delta
-
-
-@torch.library.custom_op("reconstruction::compare_backward", mutates_args=())
-def _compare_backward(
-    query: Tensor, new: Tensor, seen_new: Tensor, difference: Tensor, lse: Tensor, delta: Tensor, d_losses: Tensor
-) -> Tensor:
-    B, T, H, K = query.shape
-    options = _options("backward", K, query.dtype)
-    d_new = query.new_empty(new.shape)
-    _backward[(triton.cdiv(new.shape[1], options["BLOCK_N"]), B * H)](
-        query, new, seen_new.contiguous(), difference, lse, delta, d_losses.contiguous(), d_new,
-        H, T, new.shape[1], *query.stride()[:2], *new.stride()[:2], _scale(K), 2 / (T * H * K), **options,
-    )  # fmt: skip
-    return d_new
-
-
-@compare.register_fake
-def _(query: Tensor, old: Tensor, new: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    B, T, H, K = query.shape
-    lse = query.new_empty(B, H, T, dtype=torch.float32)
-    return lse.new_empty(B), query.new_empty(B, H, T, K), lse, torch.empty_like(lse)
-
-
-@_compare_backward.register_fake
-def _(query: Tensor, new: Tensor, *_: Tensor) -> Tensor:
-    return query.new_empty(new.shape)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    query, _, new, _, seen_new = inputs
-    ctx.save_for_backward(query, new, seen_new, *output[1:])
-    ctx.mark_non_differentiable(*output[1:])
-
-
-def _differentiate(ctx: Any, d_losses: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    return None, None, _compare_backward(*ctx.saved_tensors, d_losses), None, None
-
-
-compare.register_autograd(_differentiate, setup_context=_keep)
-
-
-def fused_reconstruction(
-    query: Tensor, old: Tensor, new: Tensor, old_valid: Tensor, new_valid: Tensor, counts: Tensor
-) -> Tensor:
-    """The loss as `attention_reconstruction` has it: query (B, T, H, K), keys and values (B, n, 2, H, K)."""
-
-    def seen(valid: Tensor) -> Tensor:  # a lane with nothing to see does not count, but must stay finite
-        return valid | ~valid.any(dim=1, keepdim=True)
-
-    per_lane, *_ = compare(query, old, new, seen(old_valid), seen(new_valid))
-    counts = counts & new_valid.any(dim=1)
-    return (per_lane * counts).sum() / counts.sum().clamp(min=1)
 
 
 class Case:
@@ -208,7 +31,7 @@ class Case:
 
     def __init__(self, B: int, H: int, T: int, n: int, rate: int, K: int, device: torch.device, dtype: torch.dtype):
         torch.manual_seed(0)
-        self.query = torch.randn(B, T, H, K, device=device, dtype=dtype)
+        self.query = torch.randn(B, T, H, K, device=device, dtype=dtype).transpose(1, 2)
         everything = torch.randn(B, 2 * n + T, 2, H, K, device=device, dtype=dtype)
         self.old = everything[:, n : 2 * n]  # evicted slots lie among others
         self.new = torch.randn(B, n // rate, 2, H, K, device=device, dtype=dtype).requires_grad_()
@@ -218,11 +41,7 @@ class Case:
     def torch(self, dtype: torch.dtype | None = None) -> Tensor:
         """Torch's attention, twice."""
         query, old, new = (x if dtype is None else x.to(dtype) for x in (self.query, self.old, self.new))
-
-        def heads(slots: Tensor) -> tuple[Tensor, Tensor]:
-            return slots[:, :, 0].transpose(1, 2), slots[:, :, 1].transpose(1, 2)
-
-        return attention_reconstruction(query.transpose(1, 2), heads(old), heads(new), *self.valid, self.counts)
+        return attention_reconstruction(query, old, new, *self.valid, self.counts)
 
     def fused(self) -> Tensor:
         """Both in one kernel."""
@@ -253,16 +72,7 @@ def main() -> None:
     if device.type == "cpu":
         del ways["torch, compiled"]
     for name, way in (ways | {"fused": case.fused}).items():
-
-        def both(way: Callable[[], Tensor] = way) -> None:
-            torch.autograd.grad(way(), case.new)
-
-        times = {}
-        for label, act in (("forward ms", way), ("both ms", both)):
-            for _ in range(3):
-                act()
-            times[label] = 1000 * median_seconds(act, device, options.repeats)
-        found[name] = times
+        found[name] = timed(way, [case.new], options.repeats, device)
     for name, value in found.items():
         print(name, value)
     if options.json:

@@ -184,3 +184,17 @@ def test_growth_measures_writes_and_draws(growth, tmp_path, capsys, monkeypatch)
     assert "compressed_size" in broken["error"]
     assert [line["figure"] for line in saved["fits"] if "constant" in line] == ["µs per token", "peak GiB"]
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("script", ["attention", "reconstruction"])
+def test_kernels_are_held_against_torch_and_every_way_has_its_times(tmp_path, monkeypatch, script):
+    """At tiny size, interpreted: that the script runs, and that its errors are small."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    words = [script, "--size", "tiny", "--repeats", "1", "--json", str(tmp_path / "found.json")]
+    monkeypatch.setattr(sys, "argv", words)
+    benchmark(script).main()
+    found = json.loads((tmp_path / "found.json").read_text())
+    ways = {"attention": ("fused", "readable", "flash"), "reconstruction": ("torch", "fused")}[script]
+    assert all(found[way][part] > 0 for way in ways for part in ("forward ms", "both ms"))
+    errors = found["errors of fused"] if script == "attention" else found["errors"]
+    assert max(errors.values()) < 1e-5

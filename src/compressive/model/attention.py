@@ -29,15 +29,11 @@ class Projected(NamedTuple):
     query: Tensor  # (B, H, T, K)
     key_value: Tensor  # (B, N, 2, H, K), as one product gives them
 
-    @property
-    def key(self) -> Tensor:
-        """(B, H, N, K)."""
-        return self.key_value[:, :, 0].transpose(1, 2)
 
-    @property
-    def value(self) -> Tensor:
-        """(B, H, N, K)."""
-        return self.key_value[:, :, 1].transpose(1, 2)
+def heads_of(key_value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values (B, H, N, K) of (B, N, 2, H, K)."""
+    key, value = key_value.permute(2, 0, 3, 1, 4)
+    return key, value
 
 
 class Positions(NamedTuple):
@@ -112,10 +108,9 @@ class RelativeAttention(nn.Module):
             projected = self.multiply(x, self.joined)
         return OnePosition(*projected.view(len(x), 3, self.n_heads, -1).unbind(dim=1))
 
-    def project_frozen(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of slots, with no gradient to the weights: Algorithm 2, line 5."""
-        key, value = F.linear(slots, self.key_value.weight.detach()).chunk(2, dim=-1)
-        return self._heads(key), self._heads(value)
+    def project_frozen(self, slots: Tensor) -> Tensor:
+        """Keys and values of slots, (B, N, 2, H, K), with no gradient to the weights: Algorithm 2, line 5."""
+        return torch.unflatten(F.linear(slots, self.key_value.weight.detach()), -1, (2, self.n_heads, -1))
 
     def positions(self, code: Tensor) -> Positions:
         """Give r for each row of the sinusoid code (distances, D)."""
@@ -222,7 +217,7 @@ def relative_attention(
     starts; n_compressed is C. Returns (B, H, T, K), and (B, N) the mean over heads and
     queries of the attention each slot received, before dropout, or None.
     """
-    query, key, value = projected.query, projected.key, projected.value
+    query, (key, value) = projected.query, heads_of(projected.key_value)
     T, N = query.shape[-2], key.shape[-2]
     content = (query + biases.content[:, None]) @ key.transpose(-1, -2)
     separate = positions.far is not positions.near

@@ -9,27 +9,31 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
-from compressive.model.attention import precise
+from compressive.model.attention import heads_of, precise
 from compressive.model.memory import Evicted
 
 
 def attention_reconstruction(
-    query: Tensor,
-    old: tuple[Tensor, Tensor],
-    new: tuple[Tensor, Tensor],
-    old_valid: Tensor,
-    new_valid: Tensor,
-    counts: Tensor,
+    query: Tensor, old: Tensor, new: Tensor, old_valid: Tensor, new_valid: Tensor, counts: Tensor
 ) -> Tensor:
     """Algorithm 2, lines 6 and 8, for one layer: attention over the old memories against that over the new.
 
-    query (B, H, T, K); keys and values of the old and of the new slots, (B, H, n, K) each; counts (B,), bool: the
+    query (B, H, T, K); keys and values of the old and of the new slots, (B, n, 2, H, K) each; counts (B,), bool: the
     lanes whose memory this window could see. Only the new slots carry a gradient (lines 3-5): the caller
-    hands over the rest detached.
+    hands over the rest detached. `fused_reconstruction` is the same on a GPU.
     """
-    target = _content_attention(query, *old, old_valid)
-    difference = _content_attention(query, *new, new_valid) - target
-    per_lane = precise(difference).square().mean(dim=(1, 2, 3))
+    target = _content_attention(query, old, seen(old_valid))
+    difference = _content_attention(query, new, seen(new_valid)) - target
+    return mean_over_lanes(precise(difference).square().mean(dim=(1, 2, 3)), new_valid, counts)
+
+
+def seen(valid: Tensor) -> Tensor:
+    """What attention looks at, (B, n): a lane with nothing to see does not count, but must stay finite."""
+    return valid | ~valid.any(dim=1, keepdim=True)
+
+
+def mean_over_lanes(per_lane: Tensor, new_valid: Tensor, counts: Tensor) -> Tensor:
+    """The mean of what lanes have lost, (B,), over those that count and have something new to see."""
     return _mean_over(per_lane, counts & new_valid.any(dim=1))
 
 
@@ -49,10 +53,9 @@ class Decoder(nn.Module):
         return _mean_over(per_slot, (new_valid & counts[:, None]).repeat_interleave(self.rate, dim=1))
 
 
-def _content_attention(query: Tensor, key: Tensor, value: Tensor, valid: Tensor) -> Tensor:
+def _content_attention(query: Tensor, key_value: Tensor, seen: Tensor) -> Tensor:
     """Line 6: softmax of the scaled products, no u, v or position; heads as in the layer."""
-    seen = valid | ~valid.any(dim=1, keepdim=True)  # a lane with nothing to see does not count, but must stay finite
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=seen[:, None, None])
+    return F.scaled_dot_product_attention(query, *heads_of(key_value), attn_mask=seen[:, None, None])
 
 
 def _mean_over(x: Tensor, counts: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import Attention, ModelConfig
-from compressive.model.attention import Now, Positions, Projected, RelativeAttention, sinusoids
+from compressive.model.attention import Now, Positions, Projected, RelativeAttention, heads_of, sinusoids
 from compressive.model.compression import COMPRESSORS
 from compressive.model.decoding import DecodingState, LayerCache
 from compressive.model.memory import (
@@ -119,16 +119,13 @@ class Layer(nn.Module):
             loss: Tensor = self.compression_decoder(old, new, new_valid, counts)
             return loss
         # The evicted slots were projected for attention already: they follow the compressed ones (lines 3-6).
-        query, key, value = (x.detach() for x in (projected.query, projected.key, projected.value))
         evicted = slice(self.n_compressed, self.n_compressed + old.slots.shape[1])
-        return attention_reconstruction(
-            query,
-            (key[:, :, evicted], value[:, :, evicted]),
-            self.attention.project_frozen(self.normed_frozen(new)),
-            old.valid,
-            new_valid,
-            counts,
-        )
+        query, key_value = projected.query.detach(), projected.key_value.detach()
+        compare = attention_reconstruction
+        if self.attention.chosen(query.device, query.dtype) == "fused":
+            from compressive.model.fused_reconstruction import fused_reconstruction as compare
+        projected_new = self.attention.project_frozen(self.normed_frozen(new))
+        return compare(query, key_value[:, evicted], projected_new, old.valid, new_valid, counts)
 
     def normed(self, slots: Tensor) -> Tensor:
         """Slots as attention sees them: pre-norm has its norm here, post-norm nothing."""
@@ -144,7 +141,7 @@ class Layer(nn.Module):
     def start_cache(self, memory: LayerMemory, code: Tensor, window: int) -> LayerCache:
         """Project what is in memory, once, and leave room for a window."""
         slots = torch.cat([memory.compressed, memory.recent], dim=1)
-        key, value = self.attention.project_frozen(self.normed_frozen(slots))
+        key, value = heads_of(self.attention.project_frozen(self.normed_frozen(slots)))
         near, far = (r.contiguous() for r in self.attention.positions(code))
         return LayerCache(
             key=F.pad(key, (0, 0, 0, window)),
@@ -174,7 +171,8 @@ class Layer(nn.Module):
         C, M, T = self.n_compressed, self.n_recent, window.shape[1]
         received = None if cache.received is None else cache.received / T
         pushed = self.push(memory, window, segments, received)
-        projected = self.attention.project_frozen(self.normed_frozen(pushed.new.to(memory.compressed.dtype)))
+        new = self.normed_frozen(pushed.new.to(memory.compressed.dtype))
+        key, value = heads_of(self.attention.project_frozen(new))
 
         def shift(slots: Tensor, new: Tensor) -> Tensor:
             compressed, recent, window = slots.split_with_sizes([C, M, T], dim=2)
@@ -183,8 +181,8 @@ class Layer(nn.Module):
 
         cache = dataclasses.replace(
             cache,
-            key=shift(cache.key, projected[0]),
-            value=shift(cache.value, projected[1]),
+            key=shift(cache.key, key),
+            value=shift(cache.value, value),
             received=None if cache.received is None else torch.zeros_like(cache.received),
         )
         return pushed.memory, cache
