@@ -21,9 +21,8 @@ import prefetched
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile
 
-from compressive.bench import median_seconds
+from compressive.bench import kernel_times, median_seconds
 from compressive.model import fused
 from compressive.model.attention import Biases, Positions, Projected, heads_of, relative_attention
 
@@ -196,25 +195,10 @@ def timed(way: Callable[[], Tensor], leaves: list[Tensor], repeats: int, device:
             kernels = kernel_times(act, repeats)
             result[name] = sum(kernels.values())
             if name == "both ms":
-                result["kernels"] = kernels
+                result["kernels"] = {kernel[:60]: ms for kernel, ms in kernels.items() if ms > 0.005}
         else:
             result[name] = 1000 * median_seconds(act, device, repeats)
     return result
-
-
-def kernel_times(act: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Milliseconds on the GPU of one call, by kernel, those above 5 µs by their names."""
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        for _ in range(repeats):
-            act()
-        torch.cuda.synchronize()
-    found: dict[str, float] = {}
-    for kernel in profiled.key_averages():
-        ms = kernel.device_time_total / 1000 / repeats
-        name = kernel.key[:60] if ms > 0.005 else "others"
-        found[name] = found.get(name, 0.0) + ms
-    return found
 
 
 if __name__ == "__main__":

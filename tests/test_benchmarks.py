@@ -198,3 +198,19 @@ def test_kernels_are_held_against_torch_and_every_way_has_its_times(tmp_path, mo
     assert all(found[way][part] > 0 for way in ways for part in ("forward ms", "both ms"))
     errors = found["errors of fused"] if script == "attention" else found["errors"]
     assert max(errors.values()) < 1e-5
+
+
+def test_kernels_of_a_token_are_counted_without_its_prompt():
+    kernels = benchmark("kernels")
+    whole = {"step": 6.5, "prompt": 2.0, "noise": 0.9}
+    assert kernels.per_token(whole, {"step": 0.1, "prompt": 2.0, "noise": 1.0}) == {
+        "step": 0.1, "prompt": 0.0, "noise": 0.0,
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_kernels_cannot_be_told_apart_without_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["kernels.py", "--size", "tiny"])
+    with pytest.raises(SystemExit):
+        benchmark("kernels").main()
+    assert "no GPU" in capsys.readouterr().err

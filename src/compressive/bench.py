@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.profiler import ProfilerActivity, profile
 
 from compressive.config import Precision, RunConfig, WaveNetConfig
 from compressive.evaluation.score import evaluating
@@ -235,6 +236,18 @@ def median_seconds(act: Callable[[], object], device: torch.device, repeats: int
         wait(device)
         times.append(time.perf_counter() - began)
     return statistics.median(times)
+
+
+def kernel_times(act: Callable[[], object], repeats: int, warm_up: int = 0) -> dict[str, float]:
+    """Milliseconds on the GPU of one call, by kernel; launched one by one, short kernels would measure the host."""
+    for _ in range(warm_up):
+        act()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(repeats):
+            act()
+        torch.cuda.synchronize()
+    return {kernel.key: kernel.device_time_total / 1000 / repeats for kernel in profiled.key_averages()}
 
 
 def mark(device: torch.device) -> Any:
