@@ -1,7 +1,8 @@
-"""The kernels that read position scores, reading them a tile ahead: contenders of those in `fused.py`.
+"""The kernels that read position scores, fetching them ahead: contenders of those in `fused.py`.
 
-The compiler fetches ahead what goes into products, keys and values, into shared memory. Position scores are added
-instead, and are waited for in every turn of the loop. Here a turn asks for the next one's, into registers.
+The compiler fetches ahead what products are made of, and leaves out what they are added to: position scores are waited
+for in every turn of the loop. Here they are added to a product that has been scaled already, which it cannot take for
+the same thing. Then they are on the way to the product with values, and are fetched ahead as all else is.
 """
 
 import triton
@@ -16,6 +17,7 @@ def _forward(
     B, H, T, N, L, kv_batch, kv_stride, scale,
     HAS_SEGMENTS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    """Attend; `scale` is for powers of two, and so is the logarithm of the sum of weights, `lse`."""
     first = tl.program_id(0) * BLOCK_Q
     lane_head = tl.program_id(1)
     lane, head = (lane_head % B).to(tl.int64), lane_head // B
@@ -23,37 +25,36 @@ def _forward(
     queries = first + tl.arange(0, BLOCK_Q)
     key += lane * kv_batch + head * BLOCK_K
     value += lane * kv_batch + head * BLOCK_K
+    # Queries after the last read its scores.
     scores += (lane_head.to(tl.int64) * T + tl.minimum(queries, T - 1)[:, None]) * L
     q = _load(query + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
 
     largest = tl.full([BLOCK_Q], HIDDEN, tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     sums = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    middle = 0
+    middle = 0  # up to which tiles need no mask
     if tl.load(open_lanes + lane) != 0:
         middle = (N - T) // BLOCK_N * BLOCK_N
-    ahead = tl.load(scores + tl.arange(0, BLOCK_N)[None, :])
     for masked in tl.static_range(2):
         until = tl.minimum(N, N - T + first + BLOCK_Q) if masked else middle
         for at in range(middle if masked else 0, until, BLOCK_N):
             slots = at + tl.arange(0, BLOCK_N)
-            position = ahead
-            after = tl.multiple_of(tl.minimum(at + BLOCK_N, L - BLOCK_N), 16)
-            ahead = tl.load(scores + (after + tl.arange(0, BLOCK_N))[None, :])
             k = _load_slots(key, slots, N, kv_stride, masked, BLOCK_K)
             x = _load_slots(value, slots, N, kv_stride, masked, BLOCK_K)
-            score = tl.dot(q, tl.trans(k), position.to(tl.float32), input_precision="ieee")
+            position = tl.load(scores + slots[None, :])
+            score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + position.to(tl.float32) * scale
             if masked:
                 seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, N, HAS_SEGMENTS)
                 score = tl.where(seen, score, HIDDEN)
+            # A row that has seen nothing yet sums up nonsense, which its first real score shrinks to nothing.
             new_largest = tl.maximum(largest, tl.max(score, 1))
-            weights = tl.math.exp2(score * scale - (new_largest * scale)[:, None])
-            shrink = tl.math.exp2((largest - new_largest) * scale)
+            weights = tl.math.exp2(score - new_largest[:, None])
+            shrink = tl.math.exp2(largest - new_largest)
             total = total * shrink + tl.sum(weights, 1)
             sums = tl.dot(weights.to(x.dtype), x, sums * shrink[:, None], input_precision="ieee")
             largest = new_largest
     _store(out + at_queries, queries, T, H * BLOCK_K, sums / total[:, None], BLOCK_K)
-    tl.store(lse + lane_head * T + queries, largest * scale + tl.math.log2(total), mask=queries < T)
+    tl.store(lse + lane_head * T + queries, largest + tl.math.log2(total), mask=queries < T)
 
 
 @triton.jit
@@ -64,6 +65,10 @@ def _backward_slots(
     HAS_SEGMENTS: tl.constexpr, USAGE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    """Gradients of keys and values, and of scores; or, with USAGE, only how much attention each slot received.
+
+    Gradients of scores are without the factor 1/sqrt(K), which comes in at the end.
+    """
     lane_head = tl.program_id(1)
     lane, head = (lane_head % B).to(tl.int64), lane_head // B
     at_queries = (lane * T * H + head) * BLOCK_K
@@ -76,7 +81,7 @@ def _backward_slots(
     dk = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     received = tl.zeros([BLOCK_N], tl.float32)
-    earliest = tl.maximum(start - (N - T), 0) // BLOCK_Q * BLOCK_Q
+    earliest = tl.maximum(start - (N - T), 0) // BLOCK_Q * BLOCK_Q  # no query before it sees these slots
     end = tl.cdiv(T, BLOCK_Q) * BLOCK_Q
     middle = tl.minimum(tl.cdiv(tl.maximum(start + BLOCK_N - 1 - (N - T), 0), BLOCK_Q) * BLOCK_Q, end)
     there = (tl.load(valid + lane * (N - T) + slots, mask=slots < N - T, other=1) != 0) & (slots < N)
@@ -85,19 +90,18 @@ def _backward_slots(
     if HAS_SEGMENTS:  # noqa: SIM102  # a compiler's `if`, then one of the kernel's
         if tl.load(open_lanes + lane) == 0:
             middle = end
-    ahead = tl.load(scores + tl.minimum(earliest + tl.arange(0, BLOCK_Q), T - 1)[None, :] * L + slots[:, None])
-    for masked in tl.static_range(1, -1, -1):
+    for masked in tl.static_range(1, -1, -1):  # from `middle` on every query sees all of these slots
         for first in range(earliest if masked else middle, middle if masked else T, BLOCK_Q):
             queries = first + tl.arange(0, BLOCK_Q)
-            position = ahead
-            ahead = tl.load(scores + tl.minimum(queries + BLOCK_Q, T - 1)[None, :] * L + slots[:, None])
             q = _load(query + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
             norm = tl.load(lse + lane_head * T + queries, mask=queries < T, other=float("inf"))
-            score = tl.dot(k, tl.trans(q), position.to(tl.float32), input_precision="ieee")
+            # Slots by queries here, so that weights are where the products below want them.
+            position = tl.load(scores + tl.minimum(queries, T - 1)[None, :] * L + slots[:, None])
+            score = tl.dot(k, tl.trans(q), input_precision="ieee") * scale + position.to(tl.float32) * scale
             if masked:
                 seen = _visible(valid, segments, lane, queries[None, :], slots[:, None], T, N, N, HAS_SEGMENTS)
                 score = tl.where(seen, score, HIDDEN)
-            weights = tl.math.exp2(score * scale - norm[None, :])
+            weights = tl.math.exp2(score - norm[None, :])
             if USAGE:
                 received += tl.sum(weights, 1)
             else:
