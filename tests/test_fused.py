@@ -34,6 +34,12 @@ def test_queries_that_are_scored_together_fill_several_tiles(fused, monkeypatch)
     assert_agree(*compare(fused.fused_attention, "long", False, False))
 
 
+def test_lanes_are_shared_out_among_programs_where_rows_and_heads_are_few(fused, monkeypatch):
+    monkeypatch.setitem(SHAPES, "lanes", (5, 1, 3, 2, 1, 16))
+    monkeypatch.setattr(fused, "PROGRAMS", 12)  # of 4 programs with all lanes: 2 lanes each, 1 for the last
+    assert_agree(*compare(fused.fused_attention, "lanes", False, False))
+
+
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
 @pytest.mark.parametrize("size", [1.0, 40.0], ids=["small scores", "large scores"])
 def test_half_precision(fused, size, separate):

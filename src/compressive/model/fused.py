@@ -34,6 +34,8 @@ GROUP = tl.constexpr(4)
 """Queries so far apart are scored together: their rows then are shifted by whole words of four."""
 ALIGNED = 128
 """Rows of scores begin at multiples of it: whole tiles, and whole words."""
+PROGRAMS = 256
+"""As many programs keep a GPU busy."""
 
 Tile = tuple[int, int, int, int]  # queries, slots, warps, loads in flight
 TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to: the fastest by benchmarks/attention.py on an H200
@@ -306,10 +308,10 @@ def _backward_positions(
 
 @triton.jit
 def _backward_table(
-    d_scores, query, d_r, B, H, T, N, L, begin, end, factor,
+    d_scores, query, d_r, B, H, T, N, L, begin, end, lanes, factor,
     BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of rows of the table: gradients of scores times queries, of all lanes.
+    """Gradients of rows of the table: gradients of scores times queries, of so many `lanes` a program.
 
     A program has every GROUP-th query; so its rows begin where their slots begin a word, and all GROUP of them add up.
     """
@@ -323,8 +325,9 @@ def _backward_table(
     # Queries before this one meet no slot at these rows.
     skipped = tl.maximum(T - row - BLOCK_N, 0) // (GROUP * BLOCK_Q)
     each = tl.maximum(tl.cdiv(T - offset, GROUP * BLOCK_Q) - skipped, 0)
-    for index in range(B * each):
-        lane = (index // each).to(tl.int64)
+    first_lane = tl.program_id(2) * lanes
+    for index in range(tl.minimum(lanes, B - first_lane) * each):
+        lane = (first_lane + index // each).to(tl.int64)
         first = (skipped + index % each) * GROUP * BLOCK_Q + offset
         queries = first + steps
         start = tl.multiple_of(row - (T - 1) + first, GROUP)
@@ -478,8 +481,10 @@ def _attend_backward(
         )
         d_r = lse.new_zeros(r.shape)
         options = tiles.options("table")
-        grid = GROUP.value * triton.cdiv(N + GROUP.value, options["BLOCK_N"]), H
-        _backward_table[grid](d_scores, queries, d_r, *sizes, begin, end, tiles.scale, **options)
+        rows = GROUP.value * triton.cdiv(N + GROUP.value, options["BLOCK_N"])
+        lanes = triton.cdiv(B * rows * H, max(PROGRAMS, rows * H))  # fewer where rows and heads are few
+        grid = rows, H, triton.cdiv(B, lanes)
+        _backward_table[grid](d_scores, queries, d_r, *sizes, begin, end, lanes, tiles.scale, **options)
         d_queries.append(d_query)
         d_tables.append(d_r.to(r.dtype))
     return [d_content, *d_queries, d_key_value, *d_tables]
