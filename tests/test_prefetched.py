@@ -5,8 +5,6 @@ from attention_helpers import SHAPES, assert_agree, compare
 from helpers import benchmark
 
 pytest.importorskip("triton", reason="triton is not installed")
-# Scores that nobody may see are not computed: what memory held before is calculated with, and then not looked at.
-pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in (add|multiply|cast|subtract|matmul):RuntimeWarning")
 
 
 @pytest.mark.parametrize(
