@@ -30,7 +30,14 @@ def test_kernels_agree_with_the_readable_attention(fused, name, segmented, separ
 @pytest.mark.parametrize("name", ["odd", "no recent", "nothing remembered"])
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
 def test_scores_that_nobody_may_see_can_be_anything(fused, monkeypatch, name, separate):
-    """They are not computed: what memory held before is reckoned with, and then not looked at."""
+    """They are not computed: what memory held before is reckoned with, and then not looked at.
+
+    Kernels read what others have written, in tiles of other sizes: so there is something that was not.
+    """
+    large = {"forward": (32, 32, 4, 1), "content": (32, 32, 4, 1), "positions": (16, 32, 4, 1), "table": (16, 32, 4, 1)}
+    for kernel, tile in large.items():
+        monkeypatch.setitem(fused.TILES, kernel, {128: tile})
+    monkeypatch.setattr(fused, "ALIGNED", 32)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True)
     try:
