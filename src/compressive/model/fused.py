@@ -48,11 +48,12 @@ TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to: the fastest 
 }
 
 
-def _tile(kernel: str, K: int, kind: torch.dtype) -> dict[str, int]:
-    queries, slots, warps, stages = next(tile for width, tile in TILES[kernel].items() if width >= K)
+def compiled_for(tiles: dict[int, Tile], K: int, kind: torch.dtype) -> dict[str, Any]:
+    """What a kernel is compiled for, with heads of a width and numbers of a type."""
+    queries, slots, warps, stages = next(tile for width, tile in tiles.items() if width >= K)
     if kind == torch.float32:
-        queries, slots, stages = min(queries, 64), min(slots, 64), 1
-    return {"BLOCK_Q": queries, "BLOCK_N": slots, "num_warps": warps, "num_stages": stages}
+        queries, slots, stages = min(queries, 32), min(slots, 32), 1  # twice the bytes
+    return {"BLOCK_Q": queries, "BLOCK_N": slots, "BLOCK_K": K, "num_warps": warps, "num_stages": stages}
 
 
 @triton.jit
@@ -395,7 +396,7 @@ class _Tiles:
 
     def options(self, kernel: str) -> dict[str, Any]:
         """What a kernel is compiled for."""
-        return {"BLOCK_K": self.K, **_tile(kernel, self.K, self.kind)}
+        return compiled_for(TILES[kernel], self.K, self.kind)
 
     def grid(self, n: int, block: int) -> tuple[int, int]:
         """One program per block of n, per head and lane."""

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compressive.model.fused import HIDDEN, LOG2_E, Tile, _load
+from compressive.model.fused import HIDDEN, LOG2_E, Tile, _load, compiled_for
 from compressive.model.reconstruction import mean_over_lanes, seen
 
 TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to
@@ -106,12 +106,6 @@ def _backward(
     tl.store(to + H * BLOCK_K, (dv * weight).to(kind), mask=inside)
 
 
-def _options(kernel: str, K: int, kind: torch.dtype) -> dict[str, int]:
-    queries, slots, warps, stages = next(tile for width, tile in TILES[kernel].items() if width >= K)
-    stages = 1 if kind == torch.float32 else stages
-    return {"BLOCK_Q": queries, "BLOCK_N": slots, "BLOCK_K": K, "num_warps": warps, "num_stages": stages}
-
-
 def _scale(K: int) -> float:
     return LOG2_E / math.sqrt(K)
 
@@ -125,7 +119,7 @@ def compare(
     Keys and values (B, n, 2, H, K), of which only new ones get a gradient; seen (B, n). Also what the way back needs.
     """
     B, T, H, K = query.shape
-    options = _options("compare", K, query.dtype)
+    options = compiled_for(TILES["compare"], K, query.dtype)
     losses = query.new_zeros(B, dtype=torch.float32)
     difference = query.new_empty(B, H, T, K)
     lse, delta = losses.new_empty(B, H, T), losses.new_empty(B, H, T)
@@ -142,7 +136,7 @@ def _compare_backward(
     query: Tensor, new: Tensor, seen_new: Tensor, difference: Tensor, lse: Tensor, delta: Tensor, d_losses: Tensor
 ) -> Tensor:
     B, T, H, K = query.shape
-    options = _options("backward", K, query.dtype)
+    options = compiled_for(TILES["backward"], K, query.dtype)
     d_new = query.new_empty(new.shape)
     _backward[(triton.cdiv(new.shape[1], options["BLOCK_N"]), B * H)](
         query, new, seen_new.contiguous(), difference, lse, delta, d_losses.contiguous(), d_new,
