@@ -44,7 +44,7 @@ def _forward(
             position = tl.load(scores + slots[None, :])
             score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + position.to(tl.float32) * scale
             if masked:
-                seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, N, HAS_SEGMENTS)
+                seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, HAS_SEGMENTS)
                 score = tl.where(seen, score, HIDDEN)
             # A row that has seen nothing yet sums up nonsense, which its first real score shrinks to nothing.
             new_largest = tl.maximum(largest, tl.max(score, 1))
@@ -99,7 +99,7 @@ def _backward_slots(
             position = tl.load(scores + tl.minimum(queries, T - 1)[None, :] * L + slots[:, None])
             score = tl.dot(k, tl.trans(q), input_precision="ieee") * scale + position.to(tl.float32) * scale
             if masked:
-                seen = _visible(valid, segments, lane, queries[None, :], slots[:, None], T, N, N, HAS_SEGMENTS)
+                seen = _visible(valid, segments, lane, queries[None, :], slots[:, None], T, N, HAS_SEGMENTS)
                 score = tl.where(seen, score, HIDDEN)
             weights = tl.math.exp2(score - norm[None, :])
             if USAGE:

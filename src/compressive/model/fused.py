@@ -38,7 +38,7 @@ PROGRAMS = 256
 """As many programs keep a GPU busy."""
 
 Tile = tuple[int, int, int, int]  # queries, slots, warps, loads in flight
-TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to: the fastest by benchmarks/attention.py on an H200
+TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to: the fastest of attention-tiles-h200.json
     "scoring": {64: (64, 128, 8, 3), 128: (64, 128, 8, 3)},
     "forward": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2)},
     "slots": {64: (32, 64, 4, 2), 128: (64, 64, 4, 2)},
@@ -82,8 +82,8 @@ def _store(pointer, rows, n_rows, stride, values, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
-def _visible(valid, segments, lane, queries, slots, T, N, end, HAS_SEGMENTS: tl.constexpr):
-    """Which slots, up to `end`, each query of a tile sees."""
+def _visible(valid, segments, lane, queries, slots, T, N, HAS_SEGMENTS: tl.constexpr):
+    """Which slots each query of a tile sees."""
     n_memory = N - T
     in_memory = slots < n_memory
     seen = tl.load(valid + lane * n_memory + slots, mask=in_memory, other=0) != 0
@@ -93,7 +93,7 @@ def _visible(valid, segments, lane, queries, slots, T, N, end, HAS_SEGMENTS: tl.
         of_slot = tl.load(segments + lane * T + slots - n_memory, mask=(slots >= n_memory) & (slots < N), other=-1)
         seen = seen & (of_query == 0)
         current = current & (of_query == of_slot)
-    return tl.where(in_memory, seen, current) & (slots < end)
+    return tl.where(in_memory, seen, current) & (slots < N)
 
 
 @triton.jit
@@ -162,7 +162,7 @@ def _forward(
             position = tl.load(scores + slots[None, :])
             score = tl.dot(q, tl.trans(k), position.to(tl.float32), input_precision="ieee")
             if masked:
-                seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, N, HAS_SEGMENTS)
+                seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, HAS_SEGMENTS)
                 score = tl.where(seen, score, HIDDEN)
             # A row that has seen nothing yet sums up nonsense, which its first real score shrinks to nothing.
             new_largest = tl.maximum(largest, tl.max(score, 1))
@@ -230,7 +230,7 @@ def _backward_slots(
             position = tl.load(scores + tl.minimum(queries, T - 1)[None, :] * L + slots[:, None])
             score = tl.dot(k, tl.trans(q), position.to(tl.float32), input_precision="ieee")
             if masked:
-                seen = _visible(valid, segments, lane, queries[None, :], slots[:, None], T, N, N, HAS_SEGMENTS)
+                seen = _visible(valid, segments, lane, queries[None, :], slots[:, None], T, N, HAS_SEGMENTS)
                 score = tl.where(seen, score, HIDDEN)
             weights = tl.math.exp2(score * scale - norm[None, :])
             if USAGE:
