@@ -1,9 +1,8 @@
 """Attention alone: the fused kernels against plain torch, and flash attention without positions.
 
     python benchmarks/attention.py --size base --json attention.json
-    python benchmarks/attention.py --size paper --tune                # other sizes of tiles too
-    python benchmarks/attention.py --size paper --tune --prefetched   # the same with contenders of two kernels
-    TRITON_INTERPRET=1 python benchmarks/attention.py --size tiny     # that it runs, not how fast
+    python benchmarks/attention.py --size paper --tune              # other sizes of tiles too
+    TRITON_INTERPRET=1 python benchmarks/attention.py --size tiny   # that it runs, not how fast
 
 Times of forward, and of forward and backward, of one layer; errors against plain torch in float32. On a GPU times are
 those of its kernels, from the profiler: launched one by one, kernels this short would measure the host.
@@ -17,7 +16,6 @@ from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 
-import prefetched
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -41,18 +39,14 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--tune", action="store_true", help="time the kernels with other tiles, one at a time")
-    parser.add_argument("--prefetched", action="store_true", help="with the kernels of prefetched.py, beside this file")
     parser.add_argument("--jobs", type=int, default=12, help="with --tune, how many processes compile at once")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    if options.prefetched:
-        use_prefetched()
     case = Case(*SIZES[options.size], device=device, dtype=dtype)
     found: dict[str, object] = {
-        "size": options.size, "prefetched": options.prefetched,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        "size": options.size, "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         "torch": torch.__version__, "gigaflops of one product of all queries and slots": case.flops / 1e9,
     }  # fmt: skip
     ways: dict[str, Callable[[], Tensor]] = {
@@ -66,38 +60,33 @@ def main() -> None:
     found["errors of fused"] = case.errors(case.fused)
     print("errors of fused", found["errors of fused"], flush=True)
     if options.tune:
-        found["tiles"] = tuned(options.size, case, options.repeats, options.jobs, options.prefetched)
+        found["tiles"] = tuned(options.size, case, options.repeats, options.jobs)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 TILES: dict[str, list[fused.Tile]] = {  # what --tune tries
-    "scoring": [(64, 64, 4, 4), (64, 128, 4, 2), (64, 128, 4, 3), (64, 128, 8, 3), (64, 256, 8, 2), (128, 128, 8, 3)],
+    "scoring": [(64, 128, 8, 3), (64, 128, 8, 2), (64, 64, 4, 4), (64, 256, 8, 2), (128, 128, 8, 3), (128, 128, 8, 2)],
     "forward": [
         (64, 64, 4, 2), (64, 64, 4, 3), (64, 32, 4, 3), (64, 32, 4, 4),
         (128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 4), (128, 128, 8, 2),
     ],
     "slots": [
-        (32, 64, 4, 2), (32, 64, 4, 3), (32, 64, 4, 4), (64, 64, 4, 2),
+        (32, 64, 4, 2), (32, 64, 4, 3), (64, 64, 4, 2), (16, 64, 4, 3),
         (32, 128, 8, 2), (32, 128, 8, 3), (64, 128, 8, 2),
     ],
-    "content": [(64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 8, 3), (128, 64, 8, 4)],
-    "positions": [(64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 8, 3)],
-    "table": [(64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 3), (64, 128, 8, 3), (64, 128, 8, 4), (32, 128, 4, 4)],
+    "queries": [
+        (64, 64, 4, 2), (64, 64, 4, 3), (64, 32, 4, 3), (64, 32, 4, 4),
+        (128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 3), (128, 32, 8, 4),
+    ],
+    "table": [(64, 64, 4, 3), (64, 64, 4, 4), (32, 128, 4, 4), (64, 128, 8, 3), (64, 128, 8, 4), (128, 128, 8, 3)],
 }  # fmt: skip
 
 
-def use_prefetched() -> None:
-    """Put the contenders in the place of the kernels they contend with."""
-    for kernel in ("_forward", "_backward_slots"):
-        setattr(fused, kernel, getattr(prefetched, kernel))
-
-
-def tuned(size: str, case: "Case", repeats: int, jobs: int, contenders: bool) -> list[dict[str, object]]:
+def tuned(size: str, case: "Case", repeats: int, jobs: int) -> list[dict[str, object]]:
     """Times with each kernel's other tiles, the rest as they are."""
     tries = [(kernel, tile) for kernel, tiles in TILES.items() for tile in tiles]
-    prepare = use_prefetched if contenders else None
-    with ProcessPoolExecutor(jobs, get_context("spawn"), prepare) as pool:  # into the cache of compiled kernels
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:  # into the cache of compiled kernels
         list(pool.map(compiled, repeat(size), *zip(*tries, strict=True)))
     rows = []
     for kernel, tile in tries:

@@ -34,7 +34,7 @@ def test_scores_that_nobody_may_see_can_be_anything(fused, monkeypatch, name, se
 
     Kernels read what others have written, in tiles of other sizes: so there is something that was not.
     """
-    large = {"forward": (32, 32, 4, 1), "content": (32, 32, 4, 1), "positions": (16, 32, 4, 1), "table": (16, 32, 4, 1)}
+    large = {"forward": (32, 32, 4, 1), "queries": (16, 32, 4, 1), "table": (16, 32, 4, 1)}
     for kernel, tile in large.items():
         monkeypatch.setitem(fused.TILES, kernel, {128: tile})
     monkeypatch.setattr(fused, "ALIGNED", 32)
@@ -84,7 +84,7 @@ def test_shapes_are_known_without_running(fused):
         q, k, r = (torch.empty(shape) for shape in ((2, 8, 3, 16), (2, 20, 2, 3, 16), (28, 3, 16)))
         valid = torch.ones(2, 12, dtype=torch.bool)
         inputs = (q, q, q, k, r, r, valid, valid[:, 0], None, 4, False)
-        out, lse = fused.attend(*inputs)
+        out, lse = fused.attend(q, q[0, :3], *inputs)
         received = fused.attention_received(*inputs, lse)
     assert (out.shape, lse.shape) == ((2, 8, 3, 16), (3, 2, 8))
     assert received.shape == (2, 20)

@@ -10,13 +10,14 @@ where R_d is the sinusoid code of the distance d in slots, and u and v are learn
 import importlib.util
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import Attention, ModelConfig
+from compressive.model.linear import frozen_linear
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 KERNEL_WIDTHS = (16, 32, 64, 128)
@@ -97,7 +98,7 @@ class RelativeAttention(nn.Module):
 
         The first `n_frozen` slots get no gradient: what is remembered has no graph, and half the work is saved.
         """
-        key_value = _linear(slots, self.key_value.weight, n_frozen)
+        key_value = frozen_linear(slots, self.key_value.weight, n_frozen)
         return Projected(self._heads(self.query(window)), torch.unflatten(key_value, -1, (2, self.n_heads, -1)))
 
     def project_one(self, x: Tensor) -> OnePosition:
@@ -175,30 +176,6 @@ class RelativeAttention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         """(..., T, D) to (..., H, T, K)."""
         return torch.unflatten(x, -1, (self.n_heads, -1)).transpose(-3, -2)
-
-
-class _FrozenLinear(torch.autograd.Function):
-    """A product with a matrix whose first rows of input get no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, n_frozen: int) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.n_frozen = n_frozen
-        return F.linear(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight = ctx.saved_tensors
-        d_x = F.pad(gradient[:, ctx.n_frozen :] @ weight, (0, 0, ctx.n_frozen, 0))
-        return d_x, gradient.flatten(0, 1).T @ x.flatten(0, 1), None
-
-
-def _linear(x: Tensor, weight: Tensor, n_frozen: int) -> Tensor:
-    """F.linear, in the type that autocast gives it, with no gradient to the first `n_frozen` rows of x (B, N, D)."""
-    if n_frozen == 0 or not torch.is_grad_enabled():
-        return F.linear(x, weight)
-    out: Tensor = _FrozenLinear.apply(*autocasted(x, weight), n_frozen)  # type: ignore[no-untyped-call]
-    return out
 
 
 def relative_attention(
@@ -302,14 +279,6 @@ def step_attention(
     scores = (precise(content) + precise(position)) / math.sqrt(query.shape[-1])
     weights = scores.masked_fill_(now.hidden.unsqueeze(1), -torch.inf).softmax(dim=-1)
     return (weights.to(value.dtype).unsqueeze(2) @ value).squeeze(2), weights
-
-
-def autocasted(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors in the type that autocast gives to products, where it is on."""
-    device = tensors[0].device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):  # meta, where shapes alone are computed, has none
-        return tensors
-    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
 
 
 def precise(x: Tensor) -> Tensor:

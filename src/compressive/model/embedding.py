@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
-from compressive.model.attention import autocasted, precise
+from compressive.model.attention import precise
+from compressive.model.linear import autocasted
 from compressive.model.logistics import LogisticMixture
 
 CHUNK = 2**23

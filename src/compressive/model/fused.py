@@ -40,10 +40,9 @@ PROGRAMS = 256
 Tile = tuple[int, int, int, int]  # queries, slots, warps, loads in flight
 TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to: the fastest of attention-tiles-h200.json
     "scoring": {64: (64, 128, 8, 3), 128: (64, 128, 8, 3)},
-    "forward": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2)},
+    "forward": {64: (64, 64, 4, 3), 128: (64, 32, 4, 3)},
     "slots": {64: (32, 64, 4, 2), 128: (64, 64, 4, 2)},
-    "content": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3)},
-    "positions": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3)},
+    "queries": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3)},
     "table": {64: (64, 64, 4, 3), 128: (32, 128, 4, 4)},
 }
 
@@ -160,19 +159,19 @@ def _forward(
             k = _load_slots(key, slots, N, kv_stride, masked, BLOCK_K)
             x = _load_slots(value, slots, N, kv_stride, masked, BLOCK_K)
             position = tl.load(scores + slots[None, :])
-            score = tl.dot(q, tl.trans(k), position.to(tl.float32), input_precision="ieee")
+            score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + position.to(tl.float32) * scale
             if masked:
                 seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, HAS_SEGMENTS)
                 score = tl.where(seen, score, HIDDEN)
             # A row that has seen nothing yet sums up nonsense, which its first real score shrinks to nothing.
             new_largest = tl.maximum(largest, tl.max(score, 1))
-            weights = tl.math.exp2(score * scale - (new_largest * scale)[:, None])
-            shrink = tl.math.exp2((largest - new_largest) * scale)
+            weights = tl.math.exp2(score - new_largest[:, None])
+            shrink = tl.math.exp2(largest - new_largest)
             total = total * shrink + tl.sum(weights, 1)
             sums = tl.dot(weights.to(x.dtype), x, sums * shrink[:, None], input_precision="ieee")
             largest = new_largest
     _store(out + at_queries, queries, T, H * BLOCK_K, sums / total[:, None], BLOCK_K)
-    tl.store(lse + lane_head * T + queries, largest * scale + tl.math.log2(total), mask=queries < T)
+    tl.store(lse + lane_head * T + queries, largest + tl.math.log2(total), mask=queries < T)
 
 
 @triton.jit
@@ -228,11 +227,11 @@ def _backward_slots(
             norm = tl.load(lse + lane_head * T + queries, mask=queries < T, other=float("inf"))
             # Slots by queries here, so that weights are where the products below want them.
             position = tl.load(scores + tl.minimum(queries, T - 1)[None, :] * L + slots[:, None])
-            score = tl.dot(k, tl.trans(q), position.to(tl.float32), input_precision="ieee")
+            score = tl.dot(k, tl.trans(q), input_precision="ieee") * scale + position.to(tl.float32) * scale
             if masked:
                 seen = _visible(valid, segments, lane, queries[None, :], slots[:, None], T, N, HAS_SEGMENTS)
                 score = tl.where(seen, score, HIDDEN)
-            weights = tl.math.exp2(score * scale - norm[None, :])
+            weights = tl.math.exp2(score - norm[None, :])
             if USAGE:
                 received += tl.sum(weights, 1)
             else:
@@ -251,60 +250,64 @@ def _backward_slots(
 
 
 @triton.jit
-def _backward_content(
-    d_scores, key, d_query, B, H, T, N, L, kv_batch, kv_stride, factor,
-    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+def _backward_queries(
+    d_scores, key, r_near, r_far, d_query, d_biases, B, H, T, N, C, L, kv_batch, kv_stride, factor,
+    SEPARATE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of queries by content: gradients of scores times keys."""
-    first = tl.program_id(0) * BLOCK_Q
-    lane_head = tl.program_id(1)
-    lane, head = (lane_head % B).to(tl.int64), lane_head // B
-    queries = first + tl.arange(0, BLOCK_Q)
-    d_scores += lane_head.to(tl.int64) * T * L
-    key += lane * kv_batch + head * BLOCK_K
-    given = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    middle = (N - T) // BLOCK_N * BLOCK_N
-    for masked in tl.static_range(2):
-        until = tl.minimum(N, N - T + first + BLOCK_Q) if masked else middle
-        for at in range(middle if masked else 0, until, BLOCK_N):
-            slots = at + tl.arange(0, BLOCK_N)
-            ds = tl.load(d_scores + tl.minimum(queries, T - 1)[:, None] * L + slots[None, :])
-            if masked:
-                ds = tl.where(slots[None, :] - (N - T) <= queries[:, None], ds, 0.0)
-            given = tl.dot(ds, _load_slots(key, slots, N, kv_stride, masked, BLOCK_K), given, input_precision="ieee")
-    _store(d_query + (lane * T * H + head) * BLOCK_K, queries, T, H * BLOCK_K, given * factor, BLOCK_K)
+    """Gradients of queries, by content and by position: gradients of scores times keys, and times rows of the table.
 
-
-@triton.jit
-def _backward_positions(
-    d_scores, r, d_query, B, H, T, N, L, begin, end, factor,
-    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Gradients of queries by position: gradients of scores times rows of the table; tiles as when scoring."""
+    Tiles for positions lie askew, as when scoring; those for content are straight and go before them, by as much as
+    the last query is ahead of the first. So both are read while they are near, and each from memory once. Biases have
+    the sums of what their queries have.
+    """
     part = tl.program_id(0)
     lane_head = tl.program_id(1)
     lane, head = (lane_head % B).to(tl.int64), lane_head // B
     first = part // GROUP * GROUP * BLOCK_Q + part % GROUP
     steps = tl.arange(0, BLOCK_Q) * GROUP
     queries = first + steps
-    r += head * BLOCK_K
-    d_scores += lane_head.to(tl.int64) * T * L
+    there = (queries < T)[:, None]
+    d_biases += head * BLOCK_K + tl.arange(0, BLOCK_K)
+    key += lane * kv_batch + head * BLOCK_K
+    d_scores += (lane_head.to(tl.int64) * T + tl.minimum(queries, T - 1)[:, None]) * L
+    ahead = GROUP * BLOCK_Q
+    by_content = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
     given = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    leftmost = begin // GROUP * GROUP - GROUP * (BLOCK_Q - 1)
-    until = tl.minimum(end, N - T + first + 1)
-    middle = leftmost + tl.maximum(until - leftmost, 0) // BLOCK_N * BLOCK_N
-    for masked in tl.static_range(2):
-        for at in range(middle if masked else leftmost, until if masked else middle, BLOCK_N):
-            at = tl.multiple_of(at, GROUP)
-            columns = at + tl.arange(0, BLOCK_N)
-            slots = columns[None, :] + steps[:, None]
-            there = (slots >= begin) & (slots < end) & (queries < T)[:, None]
-            ds = tl.load(d_scores + queries[:, None] * L + slots, mask=there, other=0.0)
-            if masked:
-                ds = tl.where((columns <= N - T + first)[None, :], ds, 0.0)
-            rows = tl.minimum(tl.maximum(columns - first + T - 1, 0), N - 1)
-            given = tl.dot(ds, _load_whole(r, rows, H * BLOCK_K, BLOCK_K), given, input_precision="ieee")
-    _store(d_query + (lane * T * H + head) * BLOCK_K, queries, T, H * BLOCK_K, given * factor, BLOCK_K)
+    for far in tl.static_range(SEPARATE, -1, -1):
+        r = (r_far if far else r_near) + head * BLOCK_K
+        begin = C if SEPARATE and not far else 0
+        end = C if far else L
+        by_position = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+        leftmost = begin // GROUP * GROUP - ahead
+        until = tl.minimum(end, N - T + first + 1)
+        middle = leftmost + tl.maximum(tl.minimum(end, N - T) - begin, 0) // BLOCK_N * BLOCK_N
+        for masked in tl.static_range(2):  # to `middle` all is in memory, and written
+            for at in range(middle if masked else leftmost, until if masked else middle, BLOCK_N):
+                at = tl.multiple_of(at, GROUP)
+                columns = at + tl.arange(0, BLOCK_N)
+                slots = columns + ahead
+                inside = (slots >= begin) & (slots < tl.minimum(end, N))
+                k = tl.load(key + slots[:, None] * kv_stride + tl.arange(0, BLOCK_K), mask=inside[:, None], other=0.0)
+                if masked:
+                    ds = tl.load(d_scores + slots[None, :], mask=(slots < L)[None, :], other=0.0)
+                    ds = tl.where(slots[None, :] - (N - T) <= queries[:, None], ds, 0.0)
+                else:
+                    ds = tl.load(d_scores + slots[None, :])
+                by_content = tl.dot(ds, k, by_content, input_precision="ieee")
+                askew = columns[None, :] + steps[:, None]
+                ds = tl.load(d_scores + askew, mask=(askew >= begin) & (askew < end), other=0.0)
+                if masked:
+                    ds = tl.where((columns <= N - T + first)[None, :], ds, 0.0)
+                rows = tl.minimum(tl.maximum(columns - first + T - 1, 0), N - 1)
+                table = _load_whole(r, rows, H * BLOCK_K, BLOCK_K)
+                by_position = tl.dot(ds, table, by_position, input_precision="ieee")
+        given += by_position
+        of_bias = tl.sum(tl.where(there, by_position, 0.0), 0) * factor
+        tl.atomic_add(d_biases + (1 + far) * H * BLOCK_K, of_bias, sem="relaxed")
+    of_bias = tl.sum(tl.where(there, by_content, 0.0), 0) * factor
+    tl.atomic_add(d_biases, of_bias, sem="relaxed")
+    to = d_query + (lane * T * H + head) * BLOCK_K
+    _store(to, queries, T, H * BLOCK_K, (given + by_content) * factor, BLOCK_K)
 
 
 @triton.jit
@@ -355,15 +358,15 @@ def fused_attention(
     if query.device.type != "cuda" and isinstance(_forward, triton.JITFunction):
         raise ValueError(f"attention='fused' on {query.device}: expected a GPU; use auto, or readable")
     separate = positions.far is not positions.near
-    content, near = ((query + bias).to(query.dtype) for bias in biases[:2])
-    far = (query + biases.far).to(query.dtype) if separate else near
+    # Sums are here for the compiler to fuse; their gradients go straight to queries and biases.
+    sums = [(query + bias).detach().to(query.dtype) for bias in (biases if separate else biases[:2])]
     tables = (x.transpose(0, 1).to(query.dtype) for x in (positions.near, positions.far))
-    inputs = (content, near, far, projected.key_value, *tables)
+    inputs = (sums[0], sums[1], sums[-1], projected.key_value, *tables)
     open_lanes = memory_valid.all(dim=1)
     if segment_ids is not None:
         open_lanes = open_lanes & (segment_ids[:, -1] == 0)
     settings = (memory_valid, open_lanes, segment_ids, n_compressed, separate)
-    out, lse = attend(*inputs, *settings)
+    out, lse = attend(query, torch.stack(biases), *inputs, *settings)
     usage = attention_received(*(x.detach() for x in inputs), *settings, lse) if with_usage else None
     return out.transpose(1, 2), usage
 
@@ -426,11 +429,13 @@ class _Tiles:
 
 @torch.library.custom_op("compressive::attend", mutates_args=())
 def attend(
+    query: Tensor, biases: Tensor,
     content: Tensor, near: Tensor, far: Tensor, key_value: Tensor, r_near: Tensor, r_far: Tensor,
     valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attend: queries with each bias (B, T, H, K), keys and values (B, N, 2, H, K), tables r (N + T, H, K).
 
+    Queries (B, T, H, K) and biases (3, H, K) themselves are there to be given gradients, their sums have none.
     valid (B, C + M) and segments (B, T) as in `relative_attention`; open_lanes (B,): lanes whose every query sees all
     of its memory, and in which no document starts: they take fewer masks. Where positions are not separate, give the
     near ones twice. Returns (B, T, H, K), and the logarithm to base 2 of each query's sum of weights, (H, B, T).
@@ -453,11 +458,11 @@ def _attend_backward(
     valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool,
     out: Tensor, lse: Tensor, d_out: Tensor,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of the first six; without the far ones if they are the same."""
+    """Gradients of queries, of biases, of keys and values, and of tables, the far ones only if they are others."""
     tiles = _Tiles(content, near, far, key_value, r_near, r_far, valid, open_lanes, segments, n_compressed, separate)
     sizes = B, H, T, N, _ = tiles.B, tiles.H, tiles.T, tiles.N, tiles.length
     d_out, delta = d_out.contiguous(), torch.empty_like(lse)
-    options = tiles.options("content")
+    options = tiles.options("queries")
     _output_products[tiles.grid(T, options["BLOCK_Q"])](out, d_out, delta, B, H, T, **options)
 
     positions, d_key_value = tiles.positions(), torch.empty_like(tiles.key_value)
@@ -468,27 +473,22 @@ def _attend_backward(
         d_key_value, d_key_value[:, :, 1], d_scores, lse, *sizes, *tiles.strides, tiles.scale * LOG2_E,
         HAS_SEGMENTS=tiles.has_segments, USAGE=False, **options,
     )  # fmt: skip
-    d_content = torch.empty_like(tiles.queries)
-    options = tiles.options("content")
-    _backward_content[tiles.grid(T, options["BLOCK_Q"])](
-        d_scores, tiles.key_value, d_content, *sizes, *tiles.strides, tiles.scale, **options
-    )
-    d_queries, d_tables = [], []
+    d_query, d_biases = torch.empty_like(tiles.queries), lse.new_zeros(3, H, tiles.K)
+    options = tiles.options("queries")
+    _backward_queries[tiles.groups(options["BLOCK_Q"])](
+        d_scores, tiles.key_value, tiles.r_near, tiles.r_far, d_query, d_biases,
+        B, H, T, N, tiles.C, tiles.length, *tiles.strides, tiles.scale, SEPARATE=tiles.separate, **options,
+    )  # fmt: skip
+    d_tables = []
     for queries, r, begin, end in tiles.parts():
-        d_query = torch.empty_like(queries)
-        options = tiles.options("positions")
-        _backward_positions[tiles.groups(options["BLOCK_Q"])](
-            d_scores, r, d_query, *sizes, begin, end, tiles.scale, **options
-        )
         d_r = lse.new_zeros(r.shape)
         options = tiles.options("table")
         rows = GROUP.value * triton.cdiv(N + GROUP.value, options["BLOCK_N"])
         lanes = triton.cdiv(B * rows * H, max(PROGRAMS, rows * H))  # fewer where rows and heads are few
         grid = rows, H, triton.cdiv(B, lanes)
         _backward_table[grid](d_scores, queries, d_r, *sizes, begin, end, lanes, tiles.scale, **options)
-        d_queries.append(d_query)
         d_tables.append(d_r.to(r.dtype))
-    return [d_content, *d_queries, d_key_value, *d_tables]
+    return [d_query, d_biases, d_key_value, *d_tables]
 
 
 @torch.library.custom_op("compressive::attention_received", mutates_args=())
@@ -509,7 +509,7 @@ def attention_received(
 
 
 @attend.register_fake
-def _(content: Tensor, near: Tensor, far: Tensor, key_value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, biases: Tensor, content: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     B, T, H, _K = content.shape
     return torch.empty_like(content).contiguous(), content.new_empty(H, B, T, dtype=torch.float32)
 
@@ -519,8 +519,9 @@ def _(
     content: Tensor, near: Tensor, far: Tensor, key_value: Tensor, r_near: Tensor, r_far: Tensor,
     valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool, *_: Tensor,
 ) -> list[Tensor]:  # fmt: skip
-    like = [content, near, far, key_value, r_near, r_far] if separate else [content, near, key_value, r_near]
-    return [x.new_empty(x.shape) for x in like]
+    d_biases = content.new_empty(3, *content.shape[2:], dtype=torch.float32)
+    like = [key_value, r_near, r_far] if separate else [key_value, r_near]
+    return [content.new_empty(content.shape), d_biases, *(x.new_empty(x.shape) for x in like)]
 
 
 @attention_received.register_fake
@@ -529,7 +530,7 @@ def _(content: Tensor, near: Tensor, far: Tensor, key_value: Tensor, *_: Any) ->
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, n_compressed, separate = inputs
+    _query, _biases, *tensors, n_compressed, separate = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.settings = n_compressed, separate
     ctx.mark_non_differentiable(output[1])
@@ -537,11 +538,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, d_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     *inputs, out, lse = ctx.saved_tensors
-    given = _attend_backward(*inputs, *ctx.settings, out, lse, d_out)
-    if not ctx.settings[1]:  # of tables that are the same, the near ones have all the gradient
-        content, near, key_value, r_near = given
-        return content, near, None, key_value, r_near, None, *[None] * 5
-    return *given, *[None] * 5
+    d_query, d_biases, d_key_value, *d_tables = _attend_backward(*inputs, *ctx.settings, out, lse, d_out)
+    # Of tables that are the same, the near ones have all the gradient.
+    d_near, d_far = d_tables if ctx.settings[1] else (*d_tables, None)
+    return d_query, d_biases, None, None, None, d_key_value, d_near, d_far, *[None] * 5
 
 
 attend.register_autograd(_differentiate, setup_context=_keep)

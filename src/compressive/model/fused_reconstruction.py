@@ -16,8 +16,8 @@ from compressive.model.fused import HIDDEN, LOG2_E, Tile, _load, compiled_for
 from compressive.model.reconstruction import mean_over_lanes, seen
 
 TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to
-    "compare": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2)},
-    "backward": {64: (64, 64, 4, 2), 128: (32, 64, 4, 2)},
+    "compare": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3)},
+    "backward": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2)},
 }
 
 
@@ -49,10 +49,10 @@ def _attend(
 @triton.jit
 def _compare(
     query, old, new, seen_old, seen_new, difference, lse, delta, losses,
-    H, T, n_old, n_new, query_batch, query_stride, old_batch, old_stride, new_batch, new_stride, scale,
+    H, T, n_old, n_new, query_batch, query_stride, old_batch, old_stride, new_batch, new_stride, scale, share,
     BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The difference between attention to new and to old slots, and its squares' sum over a lane."""
+    """The difference between attention to new and to old slots, and the mean of its squares over a lane."""
     lane_head = tl.program_id(1)
     lane, head = (lane_head // H).to(tl.int64), lane_head % H
     queries = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
@@ -66,7 +66,7 @@ def _compare(
     tl.store(to, off.to(difference.dtype.element_ty), mask=(queries < T)[:, None])
     tl.store(lse + lane_head * T + queries, norm, mask=queries < T)
     tl.store(delta + lane_head * T + queries, tl.sum(off * found, 1), mask=queries < T)
-    tl.atomic_add(losses + lane, tl.sum(tl.sum(off * off, 1), 0), sem="relaxed")
+    tl.atomic_add(losses + lane, tl.sum(tl.sum(off * off, 1), 0) * share, sem="relaxed")
 
 
 @triton.jit
@@ -126,9 +126,9 @@ def compare(
     _compare[(triton.cdiv(T, options["BLOCK_Q"]), B * H)](
         query, old, new, seen_old.contiguous(), seen_new.contiguous(), difference, lse, delta, losses,
         H, T, old.shape[1], new.shape[1], *query.stride()[:2], *old.stride()[:2], *new.stride()[:2], _scale(K),
-        **options,
+        1 / (T * H * K), **options,
     )  # fmt: skip
-    return losses / (T * H * K), difference, lse, delta
+    return losses, difference, lse, delta
 
 
 @torch.library.custom_op("compressive::compare_backward", mutates_args=())

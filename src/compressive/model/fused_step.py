@@ -10,31 +10,56 @@ Linear maps: a kernel each, with the layer norm before, the ReLU or the skip con
 lanes for itself, in place of a kernel that does it once for all.
 """
 
+import functools
 import math
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from compressive.config import ModelConfig
 from compressive.model.attention import KERNEL_WIDTHS, Biases, Now, OnePosition, Positions
 from compressive.model.transformer import Layer
 
-BLOCK = 64
-LANES, COLUMNS = 16, 16
-"""The tile of a linear map: the smallest that tensor cores take, so that many programs share the weights' reading."""
+BLOCK, ATTENDING = 32, 1
+"""Slots of a part, and warps that attend to them."""
+LANES, COLUMNS, WARPS = (16, 32), 16, 4
+"""The tile of a linear map, for few lanes and for many: small, so that many programs share the weights' reading."""
+HELD = 16384
+"""So many numbers of rows that are normed fit into registers."""
 INNER = 512
 """How much of a row a product takes at a time, where it is not normed."""
 WIDEST = 1024
-"""Of wider models torch finishes a step: a layer norm holds LANES rows in registers."""
+"""Of wider models torch finishes a step: a layer norm holds as many rows in registers as a tile has lanes."""
+
+
+@functools.cache
+def _launch() -> dict[str, Any]:
+    """How kernels are launched here: one may begin before the one before it has ended, where a GPU can do that."""
+    overlap = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    return {"OVERLAP": True, "launch_pdl": True} if overlap else {"OVERLAP": False}
+
+
+@triton.jit
+def _wait(OVERLAP: tl.constexpr):
+    """Wait for the kernel before this one; what is read until then must be older than that.
+
+    The next kernel may begin from here on, when all before the last one have ended: so even that one's inputs, if it
+    is not this kernel that makes them, can be read before it waits.
+    """
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
 def _attend(
     query, new_key, new_value, key, value, near, far, content_bias, near_bias, far_bias, position, hidden,
     attended, maxima, sums, N, n_memory, n_compressed, stride_new, stride_hidden, scale,
-    H: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, SEPARATE: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, SEPARATE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One part of one head of one lane; the part that holds the lane's position also writes its key and value."""
     pair, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -48,24 +73,30 @@ def _attend(
     at_slots = (pair.to(tl.int64) * N + slots)[:, None] * K + columns[None, :]
     at_rows = (head * N + tl.maximum(own - slots, 0))[:, None] * K + columns[None, :]
 
-    fresh_key = tl.load(new_key + at_new)[None, :].to(key.dtype.element_ty)
-    keys = tl.where(is_own, fresh_key, tl.load(key + at_slots, mask=inside & ~is_own, other=0.0))
-    tl.store(key + at_slots, keys, mask=is_own)
-    fresh_value = tl.load(new_value + at_new)[None, :].to(value.dtype.element_ty)
-    values = tl.where(is_own, fresh_value, tl.load(value + at_slots, mask=inside & ~is_own, other=0.0))
-    tl.store(value + at_slots, values, mask=is_own)
-
+    # Much is read before it is waited for, and nothing of that has to do with the new position.
+    keys = tl.load(key + at_slots, mask=inside & ~is_own, other=0.0)
+    r = tl.load(near + at_rows, mask=inside, other=0.0)
+    values = tl.load(value + at_slots, mask=inside & ~is_own, other=0.0)
+    unseen = tl.load(hidden + lane * stride_hidden + slots, mask=slots <= own, other=1)
+    _wait(OVERLAP)
     q = tl.load(query + at_new).to(tl.float32)
+    fresh_key = tl.load(new_key + at_new).to(keys.dtype)
+    fresh_value = tl.load(new_value + at_new).to(values.dtype)
+    keys = tl.where(is_own, fresh_key[None, :], keys)
+    values = tl.where(is_own, fresh_value[None, :], values)
+    if own // BLOCK == part:
+        at_own = (pair.to(tl.int64) * N + own) * K + columns
+        tl.store(key + at_own, fresh_key)
+        tl.store(value + at_own, fresh_value)
+
     at_bias = head * K + columns
     content = tl.sum(keys.to(tl.float32) * (q + tl.load(content_bias + at_bias).to(tl.float32))[None, :], axis=1)
-    r = tl.load(near + at_rows, mask=inside, other=0.0).to(tl.float32)
-    by_slot = tl.sum(r * (q + tl.load(near_bias + at_bias).to(tl.float32))[None, :], axis=1)
+    by_slot = tl.sum(r.to(tl.float32) * (q + tl.load(near_bias + at_bias).to(tl.float32))[None, :], axis=1)
     if SEPARATE:
         r = tl.load(far + at_rows, mask=(slots < n_compressed)[:, None], other=0.0).to(tl.float32)
         by_far = tl.sum(r * (q + tl.load(far_bias + at_bias).to(tl.float32))[None, :], axis=1)
         by_slot = tl.where(slots < n_compressed, by_far, by_slot)
-    unseen = tl.load(hidden + lane * stride_hidden + slots, mask=slots <= own, other=1) != 0
-    scores = tl.where(unseen, float("-inf"), (content + by_slot) * scale)
+    scores = tl.where(unseen != 0, float("-inf"), (content + by_slot) * scale)
 
     maximum = tl.max(scores, axis=0)
     weights = tl.exp(scores - tl.where(maximum == float("-inf"), 0.0, maximum))  # of a part none of which is seen: 0
@@ -76,8 +107,9 @@ def _attend(
 
 
 @triton.jit
-def _join(attended, maxima, sums, out, parts, K: tl.constexpr, PARTS: tl.constexpr):
+def _join(attended, maxima, sums, out, parts, K: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr):
     """All parts of one head of one lane, each weighed by its share of the whole sum."""
+    _wait(OVERLAP)
     pair, columns, part = tl.program_id(0), tl.arange(0, K), tl.arange(0, PARTS)
     at, inside = pair * parts + part, part < parts
     maximum = tl.load(maxima + at, mask=inside, other=float("-inf"))
@@ -111,9 +143,10 @@ def fused_step_attention(
     _attend[(B * H, parts)](
         *new, key, value, *positions, *biases, now.position, now.hidden.view(torch.uint8), attended, maxima, sums,
         N, n_memory, n_compressed, new.query.stride(0), now.hidden.stride(0), 1 / math.sqrt(K),
-        H=H, K=K, BLOCK=BLOCK, SEPARATE=positions.far is not positions.near,
+        H=H, K=K, BLOCK=BLOCK, SEPARATE=positions.far is not positions.near, num_warps=ATTENDING,
+        **_launch(),
     )  # fmt: skip
-    _join[(B * H,)](attended, maxima, sums, out, parts, K=K, PARTS=triton.next_power_of_2(parts))
+    _join[(B * H,)](attended, maxima, sums, out, parts, K=K, PARTS=triton.next_power_of_2(parts), **_launch())
     return out, None
 
 
@@ -142,24 +175,24 @@ def _normed(x, weight, bias, rows, B, D, columns, EPSILON: tl.constexpr, BLOCK: 
 def _linear(
     x, weight, bias, norm_weight, norm_bias, residual, out, B, K, N,
     EPSILON: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
-    RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr,
+    RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr, OVERLAP: tl.constexpr,
     LANES: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Some columns of a linear map of some lanes."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     rows = tl.program_id(1) * LANES + tl.arange(0, LANES)
     total = tl.zeros([LANES, COLUMNS], tl.float32)
-    if NORM:  # all at once: a loop of one turn would take shared memory for more
-        inner = tl.arange(0, INNER)
-        w = _load(weight, columns, N, inner, K)  # on its way while rows are normed
-        a = _normed(x, norm_weight, norm_bias, rows, B, K, inner, EPSILON, INNER)
+    inner = tl.arange(0, INNER)
+    w = _load(weight, columns, N, inner, K)
+    _wait(OVERLAP)
+    for at in range(0, K, INNER):  # a single turn where rows are normed
+        if NORM:
+            a = _normed(x, norm_weight, norm_bias, rows, B, K, inner, EPSILON, INNER)
+        else:
+            a = _load(x, rows, B, at + inner, K)
+        later = _load(weight, columns, N, at + INNER + inner, K)
         total = tl.dot(a.to(w.dtype), tl.trans(w), total, input_precision="ieee")
-    else:
-        for at in range(0, K, INNER):
-            inner = at + tl.arange(0, INNER)
-            w = _load(weight, columns, N, inner, K)
-            a = _load(x, rows, B, inner, K)
-            total = tl.dot(a.to(w.dtype), tl.trans(w), total, input_precision="ieee")
+        w = later
     if BIAS:
         total += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     if RELU:
@@ -192,12 +225,39 @@ def fused_linear(
     (B, K), N, normed = x.shape, weight.shape[0], norm or residual_norm
     norms = (weight, weight) if normed is None else (normed.weight, normed.bias)  # not read where there is none
     inner = max(16, triton.next_power_of_2(K))
+    width = 0 if normed is None else triton.next_power_of_2(normed.normalized_shape[0])
+    lanes = LANES[B > LANES[0] and width * LANES[1] <= HELD]
     out = x.new_empty(B, N, dtype=weight.dtype if residual is None else residual.dtype)
-    _linear[(triton.cdiv(N, COLUMNS), triton.cdiv(B, LANES))](
+    _linear[(triton.cdiv(N, COLUMNS), triton.cdiv(B, lanes))](
         x, weight, weight if bias is None else bias, *norms, weight if residual is None else residual, out, B, K, N,
         EPSILON=0.0 if normed is None else normed.eps, NORM=norm is not None, BIAS=bias is not None, RELU=relu,
-        RESIDUAL=residual is not None, RESIDUAL_NORM=residual_norm is not None, LANES=LANES, COLUMNS=COLUMNS,
-        INNER=inner if norm is not None else min(inner, INNER), BLOCK_N=triton.next_power_of_2(N), num_warps=8,
+        RESIDUAL=residual is not None, RESIDUAL_NORM=residual_norm is not None, LANES=lanes, COLUMNS=COLUMNS,
+        INNER=inner if norm is not None else min(inner, INNER), BLOCK_N=triton.next_power_of_2(N), num_warps=WARPS,
+        num_stages=1, **_launch(),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _norm(x, weight, bias, out, D, EPSILON: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    """One row, layer-normed."""
+    columns = tl.arange(0, BLOCK)
+    inside = columns < D
+    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    _wait(OVERLAP)
+    at = tl.program_id(0) * D + columns
+    row = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    off = tl.where(inside, row - tl.sum(row, axis=0) / D, 0.0)
+    normed = off * tl.rsqrt(tl.sum(off * off, axis=0) / D + EPSILON) * scale + shift
+    tl.store(out + at, normed.to(out.dtype.element_ty), mask=inside)
+
+
+def fused_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """The layer norm of x (B, D)."""
+    out, (B, D) = torch.empty_like(x), x.shape
+    _norm[(B,)](
+        x, norm.weight, norm.bias, out, D, EPSILON=norm.eps, BLOCK=triton.next_power_of_2(D), **_launch()
     )  # fmt: skip
     return out
 
@@ -210,8 +270,7 @@ def fused_finish(layer: Layer, h: Tensor, attended: Tensor) -> Tensor:
     hidden = fused_linear(a, widen.weight, widen.bias, norm=norm, relu=True)
     if layer.pre_norm:
         return fused_linear(hidden, narrow.weight, narrow.bias, residual=a)
-    output: Tensor = layer.mlp_norm(fused_linear(hidden, narrow.weight, narrow.bias, residual=a, residual_norm=norm))
-    return output
+    return fused_norm(fused_linear(hidden, narrow.weight, narrow.bias, residual=a, residual_norm=norm), layer.mlp_norm)
 
 
 def suit(config: ModelConfig) -> bool:

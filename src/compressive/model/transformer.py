@@ -14,6 +14,7 @@ from compressive.config import Attention, ModelConfig
 from compressive.model.attention import Now, Positions, Projected, RelativeAttention, heads_of, sinusoids
 from compressive.model.compression import COMPRESSORS
 from compressive.model.decoding import DecodingState, LayerCache
+from compressive.model.linear import linear_relu
 from compressive.model.memory import (
     Evicted,
     LayerMemory,
@@ -93,10 +94,17 @@ class Layer(nn.Module):
         """Lines 7 and 12: skip connections, layer norms and the MLP."""
         if self.pre_norm:
             a = h + self.dropout(attention)
-            output: Tensor = a + self.dropout(self.mlp(self.mlp_norm(a)))
+            output: Tensor = a + self.dropout(self._mlp(self.mlp_norm(a)))
         else:
             a = self.attention_norm(h + self.dropout(attention))
-            output = self.mlp_norm(a + self.dropout(self.mlp(a)))
+            output = self.mlp_norm(a + self.dropout(self._mlp(a)))
+        return output
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        """The MLP, with its ReLU in the first product's kernel."""
+        widen, _, dropout, narrow = self.mlp
+        assert isinstance(widen, nn.Linear)
+        output: Tensor = narrow(dropout(linear_relu(x, widen)))
         return output
 
     def push(self, memory: LayerMemory, window: Tensor, segments: Segments | None, received: Tensor | None) -> Pushed:
