@@ -49,19 +49,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="base" if torch.cuda.is_available() else "tiny")
     parser.add_argument("--rows", default=",".join(ROWS), help="which of them, with commas (default: %(default)s)")
+    parser.add_argument("--batch", type=int, help="lanes in training, if not the size's own")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=1, help="how often every row is measured")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    batch = options.batch or SIZES[options.size][1]
     if options.child is not None:
-        print(json.dumps(measure(options.child, options.size, options.steps)))
+        print(json.dumps(measure(options.child, options.size, batch, options.steps)))
         return
     names = options.rows.split(",")
     if unknown := set(names) - set(ROWS):
         parser.error(f"no row {', '.join(sorted(unknown))}; choose from {', '.join(ROWS)}")
-    rows = side_by_side(names, options.size, options.steps, options.rounds)
+    rows = side_by_side(names, options.size, batch, options.steps, options.rounds)
     bench.print_table(rows, f"side by side, {options.size}")
     for key, ratio in (ratios := against_peers(rows)).items():
         print(f"ours against the best peer, {key}: {ratio:.2f}×")
@@ -72,14 +74,15 @@ def main() -> None:
         plot(rows, options.size, options.plot)
 
 
-def side_by_side(names: list[str], size: str, steps: int, rounds: int) -> list[Row]:
+def side_by_side(names: list[str], size: str, batch: int, steps: int, rounds: int) -> list[Row]:
     """Measure rows in turns, so that a machine's moods fall on all, and give medians."""
     found: dict[str, list[Row]] = {name: [] for name in names}
+    work = [__file__, "--size", size, "--batch", str(batch), "--steps", str(steps), "--child"]
     for _ in range(rounds):
         for name in names:
             print(f"measuring {name}", file=sys.stderr)
-            found[name].append(bench.in_own_process([__file__, "--size", size, "--steps", str(steps), "--child", name]))
-    return [{"name": name, "batch": SIZES[size][1]} | merge(found[name]) for name in names]
+            found[name].append(bench.in_own_process([*work, name]))
+    return [{"name": name, "batch": batch} | merge(found[name]) for name in names]
 
 
 def merge(rounds: list[Row]) -> Row:
@@ -101,10 +104,9 @@ def against_peers(rows: list[Row]) -> dict[str, float]:
     return found
 
 
-def measure(name: str, size: str, steps: int) -> Row:
+def measure(name: str, size: str, batch: int, steps: int) -> Row:
     """Measure one row in this process."""
-    device = pick_device("auto")
-    model, batch = SIZES[size]
+    device, (model, _) = pick_device("auto"), SIZES[size]
     precision = "bf16" if device.type == "cuda" else "fp32"
     config = RunConfig(model=model, train=TrainConfig(batch=batch, precision=precision, compile="compiled" in name))
     torch.manual_seed(0)

@@ -226,7 +226,7 @@ def fused_linear(
     norms = (weight, weight) if normed is None else (normed.weight, normed.bias)  # not read where there is none
     inner = max(16, triton.next_power_of_2(K))
     width = 0 if normed is None else triton.next_power_of_2(normed.normalized_shape[0])
-    lanes = LANES[B > LANES[0] and width * LANES[1] <= HELD]
+    lanes = LANES[LANES[0] < B and width * LANES[1] <= HELD]
     out = x.new_empty(B, N, dtype=weight.dtype if residual is None else residual.dtype)
     _linear[(triton.cdiv(N, COLUMNS), triton.cdiv(B, lanes))](
         x, weight, weight if bias is None else bias, *norms, weight if residual is None else residual, out, B, K, N,
