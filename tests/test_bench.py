@@ -89,6 +89,13 @@ def test_reading_the_prompt_is_not_counted_in_generation(clock):
     assert bench.measure_generation(draw, 4, 20, CPU) == pytest.approx(4 / 0.002)
 
 
+def test_tokens_that_settle_are_not_counted_either(clock):
+    def draw(batch, length):
+        clock.sleep(0.1 * min(length, 9) + 0.002 * length)
+
+    assert bench.measure_generation(draw, 4, 20, CPU, settling=8) == pytest.approx(4 / 0.002)
+
+
 def test_our_model_carries_its_memory_and_gives_both_losses():
     subject = bench.ours(SMALL, CPU)
     first, second = subject.forward(), subject.forward()

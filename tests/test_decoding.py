@@ -213,6 +213,9 @@ def test_joined_and_replaced_lanes_end_their_windows_in_time():
     fresh = model.decoding_state(model.initial_memory(1))
     _, late = stepped(model, tokens[:, :3], model.decoding_state(model.initial_memory(1)))
     assert DecodingState.join([fresh, late]).room == DecodingState.join([late, fresh]).room == 1
+    assert not DecodingState.join([fresh, late]).together
+    assert DecodingState.join([fresh, fresh.clone()]).together
+    assert not DecodingState.join([DecodingState.join([fresh, late])] * 2).together  # as much room, lanes apart
     batch = model.decoding_state(model.initial_memory(2)).put(torch.tensor([0]), late)
     got, _ = stepped(model, tokens[:, 3:].expand(2, -1), batch)
     torch.testing.assert_close(got[0], windowed(model, tokens)[0][0, 3:], rtol=0, atol=1e-10)

@@ -61,16 +61,18 @@ def lanes_apart(model):
     ],
     ids=["plain", "most used", "uneven", "windows of one"],
 )
-def test_steps_in_place_equal_steps_from_state_to_state(values, capture):
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+def test_steps_in_place_equal_steps_from_state_to_state(values, apart, capture):
     model = build(tiny_config(**values))
-    state = lanes_apart(model)
+    state = lanes_apart(model) if apart else model.decoding_state(model.initial_memory(3))
+    assert state.together != apart or model.config.window == 1
     reader, text = Reader(model, state, capture), random_tokens(model.config, 3, 15, seed=9)
     for t in range(15):
         starts = torch.tensor([False, t == 5, t in (0, 9)])
         want, state = model.step(text[:, t], state, starts)
         assert torch.equal(reader.read(text[:, t], starts), want)
     held = reader.stepper.state
-    assert held.room == state.room
+    assert (held.room, held.together) == (state.room, state.together)
     for name, tensor in state.state_dict().items():
         assert torch.equal(held.state_dict()[name], tensor), name
     none = torch.zeros(3, dtype=torch.bool)
@@ -99,8 +101,8 @@ def test_buffers_stay_where_they_are_and_steps_are_captured_once():
     for t in range(13):
         reader.read(torch.tensor([t % 11, 3]), none)
         assert places() == first
-    assert len(captured) == 1
-    assert len(replayed) == 13 - 1 - 3  # all but the first step and those that end a window of four
+    assert len(captured) == 2  # steps within a window, and steps that end one
+    assert len(replayed) == 13 - 2  # all but the first of each kind
     for name, tensor in before.state_dict().items():
         assert torch.equal(tensor, kept.state_dict()[name])  # the state it began from is still good
 

@@ -153,10 +153,12 @@ def measure(subject: Subject, config: RunConfig, device: torch.device, steps: in
     peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     if peak is not None:
         row["utilisation"] = speed * training_flops_per_token(config.model) / peak
+    # The first two windows of ours end as its kernels are warmed up and captured.
+    settling = 2 * config.model.window if drawn is None and device.type == "cuda" else 0
     drawn = config.model.window if drawn is None else drawn
     if drawn and subject.draw is not None:
         for batch in BATCHES:
-            speed = measure_generation(autocast(subject.draw), batch, drawn, device)
+            speed = measure_generation(autocast(subject.draw), batch, drawn, device, settling)
             row[f"drawn per second, batch {batch}"] = speed
     return row
 
@@ -211,8 +213,10 @@ def measure_steps(step: Callable[[], object], device: torch.device, steps: int) 
     return {"ms per step": whole, "peak GiB": peak_gib(device)}
 
 
-def measure_generation(draw: Callable[[int, int], object], batch: int, length: int, device: torch.device) -> float:
-    """Tokens per second, all texts together; reading the prompt and drawing the first token are not counted."""
+def measure_generation(
+    draw: Callable[[int, int], object], batch: int, length: int, device: torch.device, settling: int = 0
+) -> float:
+    """Tokens per second, all texts together; the prompt, the first token and `settling` more are not counted."""
 
     def seconds(count: int) -> float:
         began = time.perf_counter()
@@ -221,9 +225,10 @@ def measure_generation(draw: Callable[[int, int], object], batch: int, length: i
         return time.perf_counter() - began
 
     seconds(2)
-    times = [(seconds(1), seconds(1 + length)) for _ in range(REPEATS)]
-    first, whole = (statistics.median(column) for column in zip(*times, strict=True))
-    return float(batch * length / (whole - first))
+    first = 1 + settling
+    times = [(seconds(first), seconds(first + length)) for _ in range(REPEATS)]
+    before, whole = (statistics.median(column) for column in zip(*times, strict=True))
+    return float(batch * length / (whole - before))
 
 
 def median_seconds(act: Callable[[], object], device: torch.device, repeats: int) -> float:

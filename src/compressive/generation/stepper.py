@@ -6,7 +6,9 @@ graph of them is recorded once and launched again and again; what it reads and w
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,8 +28,9 @@ class Stepper:
 
     `step` takes a state and returns the next, as `model.step` does. Everything else that it reads or writes, such as
     the tokens, are tensors of its owner that stay where they are. Without `capture` it is called for each step; with
-    it the state is copied into buffers of the stepper's own, the first step is called, the next one captured, and
-    from then on only a window's last step, which also compresses, is called again.
+    it the state is copied into buffers of the stepper's own. Of steps within a window, and of those that end the
+    windows of all lanes and compress them, the first is called, the next captured, and launched again from then on.
+    Steps that end the windows of some lanes are called: which lanes these are only the device knows.
     """
 
     def __init__(
@@ -36,8 +39,8 @@ class Stepper:
         self._step = step
         self._state = state if capture is None else state.clone()
         self._capture = capture
-        self._replay: Callable[[], object] | None = None
-        self._warm = False
+        self._replays: dict[bool, Callable[[], object]] = {}  # by whether a step ends windows
+        self._rooms: dict[bool, int] = {}  # what is left after such steps, by what was called
 
     @property
     def state(self) -> DecodingState:
@@ -46,16 +49,19 @@ class Stepper:
 
     def __call__(self) -> None:
         """Take one step."""
+        room = self._state.room
+        ends = room == 1
         if self._capture is None:
             self._state = self._step(self._state)
-        elif self._warm and self._state.room > 1:
-            if self._replay is None:
-                self._replay = self._capture(self._in_place)
-            self._replay()
-            self._state = dataclasses.replace(self._state, room=self._state.room - 1)
-        else:  # a kernel's first launch may do what cannot be captured, and so does a window's end
-            self._state = dataclasses.replace(self._state, room=self._in_place())
-            self._warm = True
+        elif ends not in self._rooms or (ends and not self._state.together):
+            # A kernel's first launch may do what cannot be captured.
+            self._rooms[ends] = self._in_place()
+            self._state = dataclasses.replace(self._state, room=self._rooms[ends])
+        else:
+            if ends not in self._replays:
+                self._replays[ends] = self._capture(self._in_place)
+            self._replays[ends]()
+            self._state = dataclasses.replace(self._state, room=self._rooms[True] if ends else room - 1)
 
     def _in_place(self) -> int:
         """Step, and write what is new into the buffers; return the room that is left."""
@@ -64,10 +70,13 @@ class Stepper:
         return after.room
 
 
-def cuda_graph(function: Callable[[], object]) -> Callable[[], object]:
-    """Record what a function does on the GPU, without doing it; must have been called before."""
+def cuda_graph(function: Callable[[], object], pool: Any = None) -> Callable[[], object]:
+    """Record what a function does on the GPU, without doing it; must have been called before.
+
+    Functions that leave nothing behind but in tensors of others may share a pool of memory.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         function()
     return graph.replay
 
@@ -75,7 +84,9 @@ def cuda_graph(function: Callable[[], object]) -> Callable[[], object]:
 def capture_for(model: nn.Module) -> Capture | None:
     """Capture where it can be done: on a GPU that holds all of the model."""
     whole = not any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    return cuda_graph if whole and next(model.parameters()).is_cuda else None
+    if not whole or not next(model.parameters()).is_cuda:
+        return None
+    return functools.partial(cuda_graph, pool=torch.cuda.graph_pool_handle())
 
 
 def for_steps(model: CompressiveLM) -> CompressiveLM:

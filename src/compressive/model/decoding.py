@@ -58,8 +58,11 @@ class DecodingState(OwnedRecord):
     position: Tensor  # (B,): tokens of the current window read so far
     start: Tensor  # (B,): where in this window the current document began, -1 if before it
     room: int  # for so many steps at least no lane's window is full: spares a look at the device
+    together: bool  # all lanes have as much room, so that all their windows end together: spares another
 
     def _combine(self, others: Sequence[Self], function: Callable[..., Tensor], shared: bool = False) -> Self:
-        room = min(state.room for state in (self, *others))
-        first, *rest = (replace(state, room=room) for state in (self, *others))
+        states = (self, *others)
+        rooms = [state.room for state in states]
+        together = all(state.together for state in states) and min(rooms) == max(rooms)
+        first, *rest = (replace(state, room=min(rooms), together=together) for state in states)
         return super(DecodingState, first)._combine(rest, function, shared)

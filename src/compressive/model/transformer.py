@@ -282,6 +282,7 @@ class CompressiveTransformer(nn.Module):
             position=position,
             start=position - 1,
             room=window,
+            together=True,
         ).owning()
 
     @torch.no_grad()
@@ -318,6 +319,8 @@ class CompressiveTransformer(nn.Module):
 
     def _end_windows(self, state: DecodingState) -> DecodingState:
         """Push the windows of those lanes that have filled theirs."""
+        if state.together:
+            return dataclasses.replace(self._end_window(state), room=self.config.window)
         full = (state.position == self.config.window).nonzero().squeeze(1)
         if len(full) == len(state.position):
             state = self._end_window(state)
