@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from compressive.model.fused import HIDDEN, LOG2_E, Tile, _load, compiled_for
-from compressive.model.reconstruction import mean_over_lanes, seen
+from compressive.model.reconstruction import mean_over_lanes
 
 TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to
     "compare": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3)},
@@ -173,6 +173,6 @@ compare.register_autograd(_differentiate, setup_context=_keep)
 def fused_reconstruction(
     query: Tensor, old: Tensor, new: Tensor, old_valid: Tensor, new_valid: Tensor, counts: Tensor
 ) -> Tensor:
-    """The same as `attention_reconstruction`."""
-    per_lane, *_ = compare(query.transpose(1, 2), old, new, seen(old_valid), seen(new_valid))
+    """The same as `attention_reconstruction`; lanes with nothing to see, which do not count, see everything alike."""
+    per_lane, *_ = compare(query.transpose(1, 2), old, new, old_valid, new_valid)
     return mean_over_lanes(per_lane, new_valid, counts)

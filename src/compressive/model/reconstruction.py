@@ -22,14 +22,9 @@ def attention_reconstruction(
     lanes whose memory this window could see. Only the new slots carry a gradient (lines 3-5): the caller
     hands over the rest detached. `fused_reconstruction` is the same on a GPU.
     """
-    target = _content_attention(query, old, seen(old_valid))
-    difference = _content_attention(query, new, seen(new_valid)) - target
+    target = _content_attention(query, old, old_valid)
+    difference = _content_attention(query, new, new_valid) - target
     return mean_over_lanes(precise(difference).square().mean(dim=(1, 2, 3)), new_valid, counts)
-
-
-def seen(valid: Tensor) -> Tensor:
-    """What attention looks at, (B, n): a lane with nothing to see does not count, but must stay finite."""
-    return valid | ~valid.any(dim=1, keepdim=True)
 
 
 def mean_over_lanes(per_lane: Tensor, new_valid: Tensor, counts: Tensor) -> Tensor:
@@ -53,8 +48,9 @@ class Decoder(nn.Module):
         return _mean_over(per_slot, (new_valid & counts[:, None]).repeat_interleave(self.rate, dim=1))
 
 
-def _content_attention(query: Tensor, key_value: Tensor, seen: Tensor) -> Tensor:
+def _content_attention(query: Tensor, key_value: Tensor, valid: Tensor) -> Tensor:
     """Line 6: softmax of the scaled products, no u, v or position; heads as in the layer."""
+    seen = valid | ~valid.any(dim=1, keepdim=True)  # a lane with nothing to see does not count, but must stay finite
     return F.scaled_dot_product_attention(query, *heads_of(key_value), attn_mask=seen[:, None, None])
 
 
