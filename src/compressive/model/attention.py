@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import Attention, ModelConfig
-from compressive.model.linear import frozen_linear
+from compressive.model.linear import Linear, frozen_linear
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 KERNEL_WIDTHS = (16, 32, 64, 128)
@@ -77,10 +77,10 @@ class RelativeAttention(nn.Module):
         self.n_heads = H
         self.dropout = config.attention_dropout
         self.backend: Attention = "auto"
-        self.query = nn.Linear(D, D, bias=False)
-        self.key_value = nn.Linear(D, 2 * D, bias=False)
-        self.output = nn.Linear(D, D, bias=False)
-        self.relative = nn.Linear(D, D, bias=False)  # W_r
+        self.query = Linear(D, D, bias=False)
+        self.key_value = Linear(D, 2 * D, bias=False)
+        self.output = Linear(D, D, bias=False)
+        self.relative = Linear(D, D, bias=False)  # W_r
         self.content_bias = nn.Parameter(torch.zeros(H, K))  # u
         self.position_bias = nn.Parameter(torch.zeros(H, K))  # v
         # How single steps are taken; `generation/stepper.py: for_steps` knows faster ways.
@@ -90,7 +90,7 @@ class RelativeAttention(nn.Module):
         # The authors' released code gives compressed slots a W_r and v of their own; the paper does not speak of it.
         self.separate = config.compressed_positions == "separate"
         if self.separate:
-            self.far_relative = nn.Linear(D, D, bias=False)
+            self.far_relative = Linear(D, D, bias=False)
             self.far_position_bias = nn.Parameter(torch.zeros(H, K))
 
     def project(self, window: Tensor, slots: Tensor, n_frozen: int = 0) -> Projected:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
+from compressive.model.linear import Linear
 from compressive.model.memory import Evicted
 
 
@@ -60,7 +61,7 @@ class Convolution(Compressor):
 
     def __init__(self, config: ModelConfig, rate: int) -> None:
         super().__init__(config, rate)
-        self.kernel = nn.Linear(rate * config.d_model, config.d_model)
+        self.kernel = Linear(rate * config.d_model, config.d_model)
 
     def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
         new: Tensor = self.kernel(self.groups(slots).flatten(2))

@@ -14,7 +14,7 @@ from compressive.config import Attention, ModelConfig
 from compressive.model.attention import Now, Positions, Projected, RelativeAttention, heads_of, sinusoids
 from compressive.model.compression import COMPRESSORS
 from compressive.model.decoding import DecodingState, LayerCache
-from compressive.model.linear import linear_relu
+from compressive.model.linear import Linear, linear_relu
 from compressive.model.memory import (
     Evicted,
     LayerMemory,
@@ -58,9 +58,7 @@ class Layer(nn.Module):
         self.pre_norm = config.norm == "pre"
         self.attention = RelativeAttention(config)
         self.attention_norm = nn.LayerNorm(D)
-        self.mlp = nn.Sequential(
-            nn.Linear(D, config.d_ff), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(config.d_ff, D)
-        )
+        self.mlp = nn.Sequential(Linear(D, config.d_ff), nn.ReLU(), nn.Dropout(config.dropout), Linear(config.d_ff, D))
         self.mlp_norm = nn.LayerNorm(D)
         self.dropout = nn.Dropout(config.dropout)
         self.finish_step = finish_step  # `generation/stepper.py: for_steps` knows a faster way
