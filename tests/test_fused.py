@@ -48,9 +48,10 @@ def test_scores_that_nobody_may_see_can_be_anything(fused, monkeypatch, name, se
     assert_agree(*found)
 
 
-def test_queries_that_are_scored_together_fill_several_tiles(fused, monkeypatch):
-    monkeypatch.setitem(SHAPES, "long", (2, 1, 139, 20, 30, 16))
-    assert_agree(*compare(fused.fused_attention, "long", False, False))
+@pytest.mark.parametrize("lanes", [2, 3, 4])
+def test_queries_that_are_scored_together_fill_several_tiles(fused, monkeypatch, lanes):
+    monkeypatch.setitem(SHAPES, "long", (lanes, 1, 75, 20, 30, 16))
+    assert_agree(*compare(fused.fused_attention, "long", False, lanes == 4))
 
 
 def test_lanes_are_shared_out_among_programs_where_rows_and_heads_are_few(fused, monkeypatch):

@@ -98,34 +98,38 @@ def _visible(valid, segments, lane, queries, slots, T, N, HAS_SEGMENTS: tl.const
 @triton.jit
 def _score_positions(
     query, r, scores, B, H, T, N, L, begin, end,
-    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    LANES: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Products of queries with rows of the table, each where its slot is, from `begin` to `end`.
 
     Slot j and query t meet row j - t + T-1: a query's row begins one slot further right than that of the query before.
-    Tiles are of queries GROUP apart, so that a tile's rows are shifted by multiples of GROUP, and can be stored as
-    whole words.
+    Tiles are of the same queries of some lanes, which meet the same rows, GROUP * LANES apart. So a tile's rows are
+    shifted by multiples of that, and can be stored as whole words, with four lanes as whole sectors of memory.
     """
+    EACH: tl.constexpr = BLOCK_Q // LANES  # queries of a lane
+    APART: tl.constexpr = GROUP * LANES
     part = tl.program_id(0)
-    lane_head = tl.program_id(1)
-    lane, head = (lane_head % B).to(tl.int64), lane_head // B
-    first = part // GROUP * GROUP * BLOCK_Q + part % GROUP
-    steps = tl.arange(0, BLOCK_Q) * GROUP
+    first = part // APART * APART * EACH + part % APART
+    head = tl.program_id(1) // (B // LANES)
+    tile = tl.arange(0, BLOCK_Q)
+    lanes = (tl.program_id(1) % (B // LANES) * LANES + tile // EACH).to(tl.int64)
+    steps = tile % EACH * APART
     queries = first + steps
-    q = _load(query + (lane * T * H + head) * BLOCK_K, queries, T, H * BLOCK_K, BLOCK_K)
+    asking = (queries < T)[:, None]
+    at_queries = ((lanes * T + queries) * H + head)[:, None] * BLOCK_K
+    q = tl.load(query + at_queries + tl.arange(0, BLOCK_K)[None, :], mask=asking, other=0.0)
     r += head * BLOCK_K
-    scores += lane_head.to(tl.int64) * T * L
-    leftmost = begin // GROUP * GROUP - GROUP * (BLOCK_Q - 1)
+    scores += ((head * B + lanes) * T + queries)[:, None] * L
+    leftmost = begin // APART * APART - APART * (EACH - 1)
     for at in range(leftmost, tl.minimum(end, N - T + first + 1), BLOCK_N):
-        at = tl.multiple_of(at, GROUP)
+        at = tl.multiple_of(at, APART)
         columns = at + tl.arange(0, BLOCK_N)
         # Rows outside of the table meet only queries and slots that do not exist: any will do.
         rows = tl.minimum(tl.maximum(columns - first + T - 1, 0), N - 1)
         table = _load_whole(r, rows, H * BLOCK_K, BLOCK_K)
         slots = columns[None, :] + steps[:, None]
         product = tl.dot(q, tl.trans(table), input_precision="ieee").to(scores.dtype.element_ty)
-        there = (slots >= begin) & (slots < end) & (queries < T)[:, None]
-        tl.store(scores + queries[:, None] * L + slots, product, mask=there)
+        tl.store(scores + slots, product, mask=(slots >= begin) & (slots < end) & asking)
 
 
 @triton.jit
@@ -405,9 +409,9 @@ class _Tiles:
         """One program per block of n, per head and lane."""
         return triton.cdiv(n, block), self.H * self.B
 
-    def groups(self, block: int) -> tuple[int, int]:
-        """One program per block of queries GROUP apart, per head and lane."""
-        return GROUP.value * triton.cdiv(self.T, GROUP.value * block), self.H * self.B
+    def groups(self, block: int, apart: int = GROUP.value) -> tuple[int, int]:
+        """One program per block of queries so far apart, per head and lane."""
+        return apart * triton.cdiv(self.T, apart * block), self.H * self.B
 
     def parts(self) -> list[tuple[Tensor, Tensor, int, int]]:
         """Queries and tables for positions, with the slots they are for, from where to where."""
@@ -420,9 +424,11 @@ class _Tiles:
         kind = torch.float32 if self.kind == torch.float32 else torch.float16
         scores = self.queries.new_empty(self.H, self.B, self.T, self.length, dtype=kind)
         options = self.options("scoring")
+        lanes = next(lanes for lanes in (4, 2, 1) if self.B % lanes == 0)
+        parts, programs = self.groups(options["BLOCK_Q"] // lanes, GROUP.value * lanes)
         for queries, r, begin, end in self.parts():
-            _score_positions[self.groups(options["BLOCK_Q"])](
-                queries, r, scores, self.B, self.H, self.T, self.N, self.length, begin, end, **options
+            _score_positions[(parts, programs // lanes)](
+                queries, r, scores, self.B, self.H, self.T, self.N, self.length, begin, end, LANES=lanes, **options
             )
         return scores
 
