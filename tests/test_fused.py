@@ -34,7 +34,7 @@ def test_scores_that_nobody_may_see_can_be_anything(fused, monkeypatch, name, se
 
     Kernels read what others have written, in tiles of other sizes: so there is something that was not.
     """
-    large = {"forward": (32, 32, 4, 1), "queries": (16, 32, 4, 1), "table": (16, 32, 4, 1)}
+    large = {"forward": (32, 32, 4, 1), "content": (32, 32, 4, 1), "positions": (16, 32, 4, 1), "table": (16, 32, 4, 1)}
     for kernel, tile in large.items():
         monkeypatch.setitem(fused.TILES, kernel, {128: tile})
     monkeypatch.setattr(fused, "ALIGNED", 32)

@@ -31,7 +31,7 @@ HIDDEN = tl.constexpr(-(2.0**100))
 """The score of what may not be seen. Times a scale it is exact, as a power of two: a product and a difference that the
 compiler joins round once, and two equal scores would else differ by an error beyond all exponents."""
 GROUP = tl.constexpr(4)
-"""Queries so far apart are scored together: their rows then are shifted by whole words of four."""
+"""Queries so far apart, times the lanes of a tile, are scored together: their rows are shifted by whole words."""
 ALIGNED = 128
 """Rows of scores begin at multiples of it: whole tiles, and whole words."""
 PROGRAMS = 256
@@ -42,7 +42,8 @@ TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to: the fastest 
     "scoring": {64: (64, 128, 8, 3), 128: (64, 128, 8, 3)},
     "forward": {64: (64, 64, 4, 3), 128: (64, 32, 4, 3)},
     "slots": {64: (32, 64, 4, 2), 128: (64, 64, 4, 2)},
-    "queries": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3)},
+    "content": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3)},
+    "positions": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3)},
     "table": {64: (64, 64, 4, 3), 128: (32, 128, 4, 4)},
 }
 
@@ -96,15 +97,12 @@ def _visible(valid, segments, lane, queries, slots, T, N, HAS_SEGMENTS: tl.const
 
 
 @triton.jit
-def _score_positions(
-    query, r, scores, B, H, T, N, L, begin, end,
-    LANES: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Products of queries with rows of the table, each where its slot is, from `begin` to `end`.
+def _queries_of_lanes(B, T, H, LANES: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """A tile of the same queries of some lanes, GROUP * LANES apart: the first, steps from it, head, and where all lie.
 
-    Slot j and query t meet row j - t + T-1: a query's row begins one slot further right than that of the query before.
-    Tiles are of the same queries of some lanes, which meet the same rows, GROUP * LANES apart. So a tile's rows are
-    shifted by multiples of that, and can be stored as whole words, with four lanes as whole sectors of memory.
+    Slot j and query t meet row j - t + T-1 of the table: a query's row begins one slot further right than that of the
+    query before. Queries of one tile meet the same rows, at slots shifted by multiples of GROUP * LANES: whole words,
+    and with four lanes whole sectors of memory.
     """
     EACH: tl.constexpr = BLOCK_Q // LANES  # queries of a lane
     APART: tl.constexpr = GROUP * LANES
@@ -114,22 +112,33 @@ def _score_positions(
     tile = tl.arange(0, BLOCK_Q)
     lanes = (tl.program_id(1) % (B // LANES) * LANES + tile // EACH).to(tl.int64)
     steps = tile % EACH * APART
-    queries = first + steps
-    asking = (queries < T)[:, None]
-    at_queries = ((lanes * T + queries) * H + head)[:, None] * BLOCK_K
-    q = tl.load(query + at_queries + tl.arange(0, BLOCK_K)[None, :], mask=asking, other=0.0)
+    at_queries = (lanes * T + first + steps) * H + head
+    at_scores = (head * B + lanes) * T + first + steps
+    return first, steps, head, at_queries, at_scores
+
+
+@triton.jit
+def _score_positions(
+    query, r, scores, B, H, T, N, L, begin, end,
+    LANES: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Products of queries with rows of the table, each where its slot is, from `begin` to `end`."""
+    first, steps, head, at_queries, at_scores = _queries_of_lanes(B, T, H, LANES, BLOCK_Q)
+    there = (first + steps < T)[:, None]
+    columns = tl.arange(0, BLOCK_K)[None, :]
+    q = tl.load(query + at_queries[:, None] * BLOCK_K + columns, mask=there, other=0.0)
     r += head * BLOCK_K
-    scores += ((head * B + lanes) * T + queries)[:, None] * L
-    leftmost = begin // APART * APART - APART * (EACH - 1)
+    scores += at_scores[:, None] * L
+    leftmost = begin // (GROUP * LANES) * (GROUP * LANES) - GROUP * (BLOCK_Q - LANES)
     for at in range(leftmost, tl.minimum(end, N - T + first + 1), BLOCK_N):
-        at = tl.multiple_of(at, APART)
-        columns = at + tl.arange(0, BLOCK_N)
+        at = tl.multiple_of(at, GROUP * LANES)
+        unshifted = at + tl.arange(0, BLOCK_N)
         # Rows outside of the table meet only queries and slots that do not exist: any will do.
-        rows = tl.minimum(tl.maximum(columns - first + T - 1, 0), N - 1)
+        rows = tl.minimum(tl.maximum(unshifted - first + T - 1, 0), N - 1)
         table = _load_whole(r, rows, H * BLOCK_K, BLOCK_K)
-        slots = columns[None, :] + steps[:, None]
+        slots = unshifted[None, :] + steps[:, None]
         product = tl.dot(q, tl.trans(table), input_precision="ieee").to(scores.dtype.element_ty)
-        tl.store(scores + slots, product, mask=(slots >= begin) & (slots < end) & asking)
+        tl.store(scores + slots, product, mask=(slots >= begin) & (slots < end) & there)
 
 
 @triton.jit
@@ -254,64 +263,62 @@ def _backward_slots(
 
 
 @triton.jit
-def _backward_queries(
-    d_scores, key, r_near, r_far, d_query, d_biases, B, H, T, N, C, L, kv_batch, kv_stride, factor,
-    SEPARATE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+def _backward_content(
+    d_scores, key, d_query, d_bias, B, H, T, N, L, kv_batch, kv_stride, factor,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of queries, by content and by position: gradients of scores times keys, and times rows of the table.
-
-    Tiles for positions lie askew, as when scoring; those for content are straight and go before them, by as much as
-    the last query is ahead of the first. So both are read while they are near, and each from memory once. Biases have
-    the sums of what their queries have.
-    """
-    part = tl.program_id(0)
+    """Gradients of queries by content: gradients of scores times keys; the bias has their sum."""
+    first = tl.program_id(0) * BLOCK_Q
     lane_head = tl.program_id(1)
     lane, head = (lane_head % B).to(tl.int64), lane_head // B
-    first = part // GROUP * GROUP * BLOCK_Q + part % GROUP
-    steps = tl.arange(0, BLOCK_Q) * GROUP
-    queries = first + steps
-    there = (queries < T)[:, None]
-    d_biases += head * BLOCK_K + tl.arange(0, BLOCK_K)
-    key += lane * kv_batch + head * BLOCK_K
+    queries = first + tl.arange(0, BLOCK_Q)
     d_scores += (lane_head.to(tl.int64) * T + tl.minimum(queries, T - 1)[:, None]) * L
-    ahead = GROUP * BLOCK_Q
-    by_content = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    key += lane * kv_batch + head * BLOCK_K
     given = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    for far in tl.static_range(SEPARATE, -1, -1):
-        r = (r_far if far else r_near) + head * BLOCK_K
-        begin = C if SEPARATE and not far else 0
-        end = C if far else L
-        by_position = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-        leftmost = begin // GROUP * GROUP - ahead
-        until = tl.minimum(end, N - T + first + 1)
-        middle = leftmost + tl.maximum(tl.minimum(end, N - T) - begin, 0) // BLOCK_N * BLOCK_N
-        for masked in tl.static_range(2):  # to `middle` all is in memory, and written
-            for at in range(middle if masked else leftmost, until if masked else middle, BLOCK_N):
-                at = tl.multiple_of(at, GROUP)
-                columns = at + tl.arange(0, BLOCK_N)
-                slots = columns + ahead
-                inside = (slots >= begin) & (slots < tl.minimum(end, N))
-                k = tl.load(key + slots[:, None] * kv_stride + tl.arange(0, BLOCK_K), mask=inside[:, None], other=0.0)
-                if masked:
-                    ds = tl.load(d_scores + slots[None, :], mask=(slots < L)[None, :], other=0.0)
-                    ds = tl.where(slots[None, :] - (N - T) <= queries[:, None], ds, 0.0)
-                else:
-                    ds = tl.load(d_scores + slots[None, :])
-                by_content = tl.dot(ds, k, by_content, input_precision="ieee")
-                askew = columns[None, :] + steps[:, None]
-                ds = tl.load(d_scores + askew, mask=(askew >= begin) & (askew < end), other=0.0)
-                if masked:
-                    ds = tl.where((columns <= N - T + first)[None, :], ds, 0.0)
-                rows = tl.minimum(tl.maximum(columns - first + T - 1, 0), N - 1)
-                table = _load_whole(r, rows, H * BLOCK_K, BLOCK_K)
-                by_position = tl.dot(ds, table, by_position, input_precision="ieee")
-        given += by_position
-        of_bias = tl.sum(tl.where(there, by_position, 0.0), 0) * factor
-        tl.atomic_add(d_biases + (1 + far) * H * BLOCK_K, of_bias, sem="relaxed")
-    of_bias = tl.sum(tl.where(there, by_content, 0.0), 0) * factor
-    tl.atomic_add(d_biases, of_bias, sem="relaxed")
-    to = d_query + (lane * T * H + head) * BLOCK_K
-    _store(to, queries, T, H * BLOCK_K, (given + by_content) * factor, BLOCK_K)
+    middle = (N - T) // BLOCK_N * BLOCK_N
+    for masked in tl.static_range(2):
+        until = tl.minimum(N, N - T + first + BLOCK_Q) if masked else middle
+        for at in range(middle if masked else 0, until, BLOCK_N):
+            slots = at + tl.arange(0, BLOCK_N)
+            ds = tl.load(d_scores + slots[None, :])
+            if masked:
+                ds = tl.where(slots[None, :] - (N - T) <= queries[:, None], ds, 0.0)
+            given = tl.dot(ds, _load_slots(key, slots, N, kv_stride, masked, BLOCK_K), given, input_precision="ieee")
+    given *= factor
+    _store(d_query + (lane * T * H + head) * BLOCK_K, queries, T, H * BLOCK_K, given, BLOCK_K)
+    of_bias = tl.sum(tl.where((queries < T)[:, None], given, 0.0), 0)
+    tl.atomic_add(d_bias + head * BLOCK_K + tl.arange(0, BLOCK_K), of_bias, sem="relaxed")
+
+
+@triton.jit
+def _backward_positions(
+    d_scores, r, d_query, d_bias, B, H, T, N, L, begin, end, factor,
+    LANES: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Gradients of queries by position, added to those there are: gradients of scores times rows of the table."""
+    first, steps, head, at_queries, at_scores = _queries_of_lanes(B, T, H, LANES, BLOCK_Q)
+    there = (first + steps < T)[:, None]
+    r += head * BLOCK_K
+    d_scores += at_scores[:, None] * L
+    given = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    leftmost = begin // (GROUP * LANES) * (GROUP * LANES) - GROUP * (BLOCK_Q - LANES)
+    until = tl.minimum(end, N - T + first + 1)
+    middle = leftmost + tl.maximum(until - leftmost, 0) // BLOCK_N * BLOCK_N
+    for masked in tl.static_range(2):
+        for at in range(middle if masked else leftmost, until if masked else middle, BLOCK_N):
+            at = tl.multiple_of(at, GROUP * LANES)
+            unshifted = at + tl.arange(0, BLOCK_N)
+            slots = unshifted[None, :] + steps[:, None]
+            ds = tl.load(d_scores + slots, mask=(slots >= begin) & (slots < end) & there, other=0.0)
+            if masked:
+                ds = tl.where((unshifted <= N - T + first)[None, :], ds, 0.0)
+            rows = tl.minimum(tl.maximum(unshifted - first + T - 1, 0), N - 1)
+            given = tl.dot(ds, _load_whole(r, rows, H * BLOCK_K, BLOCK_K), given, input_precision="ieee")
+    given *= factor
+    to = d_query + at_queries[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    tl.store(to, (given + tl.load(to, mask=there, other=0.0)).to(d_query.dtype.element_ty), mask=there)
+    of_bias = tl.sum(given, 0)  # zeros where no query is
+    tl.atomic_add(d_bias + head * BLOCK_K + tl.arange(0, BLOCK_K), of_bias, sem="relaxed")
 
 
 @triton.jit
@@ -388,6 +395,7 @@ class _Tiles:
     ) -> None:  # fmt: skip
         B, N, _, H, K = key_value.shape
         self.B, self.H, self.K, self.N, self.C, self.T = B, H, K, N, n_compressed, N - valid.shape[1]
+        self.lanes = next(lanes for lanes in (4, 2, 1) if B % lanes == 0)  # in tiles of queries that are apart
         self.separate = separate
         self.length = _aligned(N)
         self.queries = content.contiguous()
@@ -409,9 +417,10 @@ class _Tiles:
         """One program per block of n, per head and lane."""
         return triton.cdiv(n, block), self.H * self.B
 
-    def groups(self, block: int, apart: int = GROUP.value) -> tuple[int, int]:
-        """One program per block of queries so far apart, per head and lane."""
-        return apart * triton.cdiv(self.T, apart * block), self.H * self.B
+    def groups(self, block: int) -> tuple[int, int]:
+        """One program per tile of the same queries of some lanes, and head."""
+        span = GROUP.value * block
+        return GROUP.value * self.lanes * triton.cdiv(self.T, span), self.H * self.B // self.lanes
 
     def parts(self) -> list[tuple[Tensor, Tensor, int, int]]:
         """Queries and tables for positions, with the slots they are for, from where to where."""
@@ -424,11 +433,9 @@ class _Tiles:
         kind = torch.float32 if self.kind == torch.float32 else torch.float16
         scores = self.queries.new_empty(self.H, self.B, self.T, self.length, dtype=kind)
         options = self.options("scoring")
-        lanes = next(lanes for lanes in (4, 2, 1) if self.B % lanes == 0)
-        parts, programs = self.groups(options["BLOCK_Q"] // lanes, GROUP.value * lanes)
         for queries, r, begin, end in self.parts():
-            _score_positions[(parts, programs // lanes)](
-                queries, r, scores, self.B, self.H, self.T, self.N, self.length, begin, end, LANES=lanes, **options
+            _score_positions[self.groups(options["BLOCK_Q"])](
+                queries, r, scores, self.B, self.H, self.T, self.N, self.length, begin, end, LANES=self.lanes, **options
             )
         return scores
 
@@ -468,7 +475,7 @@ def _attend_backward(
     tiles = _Tiles(content, near, far, key_value, r_near, r_far, valid, open_lanes, segments, n_compressed, separate)
     sizes = B, H, T, N, _ = tiles.B, tiles.H, tiles.T, tiles.N, tiles.length
     d_out, delta = d_out.contiguous(), torch.empty_like(lse)
-    options = tiles.options("queries")
+    options = tiles.options("content")
     _output_products[tiles.grid(T, options["BLOCK_Q"])](out, d_out, delta, B, H, T, **options)
 
     positions, d_key_value = tiles.positions(), torch.empty_like(tiles.key_value)
@@ -480,13 +487,16 @@ def _attend_backward(
         HAS_SEGMENTS=tiles.has_segments, USAGE=False, **options,
     )  # fmt: skip
     d_query, d_biases = torch.empty_like(tiles.queries), lse.new_zeros(3, H, tiles.K)
-    options = tiles.options("queries")
-    _backward_queries[tiles.groups(options["BLOCK_Q"])](
-        d_scores, tiles.key_value, tiles.r_near, tiles.r_far, d_query, d_biases,
-        B, H, T, N, tiles.C, tiles.length, *tiles.strides, tiles.scale, SEPARATE=tiles.separate, **options,
-    )  # fmt: skip
+    options = tiles.options("content")
+    _backward_content[tiles.grid(T, options["BLOCK_Q"])](
+        d_scores, tiles.key_value, d_query, d_biases, *sizes, *tiles.strides, tiles.scale, **options
+    )
     d_tables = []
-    for queries, r, begin, end in tiles.parts():
+    for (queries, r, begin, end), d_bias in zip(tiles.parts(), d_biases[1:], strict=False):
+        options = tiles.options("positions")
+        _backward_positions[tiles.groups(options["BLOCK_Q"])](
+            d_scores, r, d_query, d_bias, *sizes, begin, end, tiles.scale, LANES=tiles.lanes, **options
+        )
         d_r = lse.new_zeros(r.shape)
         options = tiles.options("table")
         rows = GROUP.value * triton.cdiv(N + GROUP.value, options["BLOCK_N"])
