@@ -4,7 +4,7 @@ Slot j and query t meet row m = j - t + T-1 of the table r: what a query needs o
 what the query before it needs. A kernel of its own multiplies queries and rows and writes the products where their
 slots are (`_score_positions`); attention then reads them as flash attention reads a bias. On the way back the
 gradients of scores go to memory as well, and what is left are products of matrices, some of them with tiles that lie
-askew. Those are of queries GROUP apart, so that their rows begin whole words apart: the skew costs nothing.
+askew. Those are of queries some way apart, so that their rows begin whole words apart: the skew costs nothing.
 
 Memory: one number of 16 bits per query and slot in the forward pass, two backwards, of one layer at a time. Turning
 scores in registers instead needs none, and is what these kernels did before; for heads of 128 there are not enough

@@ -8,6 +8,8 @@ second joins the parts. Scores, maxima and sums are float32 from the products on
 
 Linear maps: a kernel each, with the layer norm before, the ReLU or the skip connection after. Every program norms its
 lanes for itself, in place of a kernel that does it once for all.
+
+On GPUs that can do so, a kernel begins while the one before it still runs, and reads weights, keys and values meanwhile.
 """
 
 import functools
@@ -39,16 +41,17 @@ WIDEST = 1024
 @functools.cache
 def _launch() -> dict[str, Any]:
     """How kernels are launched here: one may begin before the one before it has ended, where a GPU can do that."""
-    overlap = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    nvidia = torch.cuda.is_available() and torch.version.cuda is not None
+    overlap = nvidia and torch.cuda.get_device_capability() >= (9, 0)  # Hopper and later
     return {"OVERLAP": True, "launch_pdl": True} if overlap else {"OVERLAP": False}
 
 
 @triton.jit
 def _wait(OVERLAP: tl.constexpr):
-    """Wait for the kernel before this one; what is read until then must be older than that.
+    """Wait for the kernel before this one to end.
 
-    The next kernel may begin from here on, when all before the last one have ended: so even that one's inputs, if it
-    is not this kernel that makes them, can be read before it waits.
+    That one, too, has waited before it let this one begin: so all that kernels before it have written can be read
+    without waiting, and nothing that it writes itself.
     """
     if OVERLAP:
         gdc_wait()
@@ -73,7 +76,7 @@ def _attend(
     at_slots = (pair.to(tl.int64) * N + slots)[:, None] * K + columns[None, :]
     at_rows = (head * N + tl.maximum(own - slots, 0))[:, None] * K + columns[None, :]
 
-    # Much is read before it is waited for, and nothing of that has to do with the new position.
+    # All this is older than the projections of the new position, which the kernel before is still busy with.
     keys = tl.load(key + at_slots, mask=inside & ~is_own, other=0.0)
     r = tl.load(near + at_rows, mask=inside, other=0.0)
     values = tl.load(value + at_slots, mask=inside & ~is_own, other=0.0)
