@@ -9,7 +9,7 @@ second joins the parts. Scores, maxima and sums are float32 from the products on
 Linear maps: a kernel each, with the layer norm before, the ReLU or the skip connection after. Every program norms its
 lanes for itself, in place of a kernel that does it once for all.
 
-On GPUs that can do so, a kernel begins while the one before it still runs, and reads weights, keys and values meanwhile.
+On GPUs that can do so, a kernel begins while the one before it runs, and reads weights, keys and values meanwhile.
 """
 
 import functools
