@@ -1,0 +1,89 @@
+"""Compile every kernel for a GPU that is not there: what the interpreter takes, a compiler may not.
+
+python compile_worker.py attention | reconstruction | steps; without TRITON_INTERPRET.
+"""
+
+import sys
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from compressive.model import fused, fused_reconstruction, fused_step
+
+HOPPER, SHARED = GPUTarget("cuda", 90, 32), 227 * 1024
+TYPES = {  # of arguments, by name; sizes are i32
+    "*bf16": (
+        "query", "key", "value", "r", "near", "far", "out", "d_out", "d_key", "d_value", "d_scores", "d_query",
+        "new_key", "new_value", "old", "new", "difference", "d_new", "weight", "bias",
+    ),
+    "*fp16": ("scores",),
+    "*fp32": (
+        "lse", "delta", "usage", "d_r", "d_bias", "losses", "d_losses", "x", "norm_weight", "norm_bias", "residual",
+        "content_bias", "near_bias", "far_bias", "attended", "maxima", "sums",
+    ),
+    "*i1": ("valid", "open_lanes", "seen_old", "seen_new"), "*u8": ("hidden",),
+    "*i32": ("segments",), "*i64": ("position",), "fp32": ("scale", "factor", "share"),
+}  # fmt: skip
+KINDS = {name: kind for kind, names in TYPES.items() for name in names}
+
+
+def compiled(kernel, options, **constants):
+    """Compile a kernel, with arguments of the types that their names stand for."""
+    constants |= {name: value for name, value in options.items() if name.isupper()}
+    launch = {name: value for name, value in options.items() if not name.isupper()}
+
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else KINDS.get(name, "i32") for name in names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    found = triton.compile(ASTSource(kernel, signature, values, aligned), target=HOPPER, options=launch)
+    assert found.metadata.shared <= SHARED, (kernel, found.metadata.shared)
+    print(kernel.__name__, constants, found.metadata.shared)
+
+
+def attention(width):
+    """Forward and backward."""
+
+    def tile(name):
+        return fused.compiled_for(fused.TILES[name], width, torch.bfloat16)
+
+    for lanes in (1, 4):
+        compiled(fused._score_positions, tile("scoring"), LANES=lanes)
+        compiled(fused._backward_positions, tile("positions"), LANES=lanes)
+    for documents in (False, True):
+        compiled(fused._forward, tile("forward"), HAS_SEGMENTS=documents)
+        compiled(fused._backward_slots, tile("slots"), HAS_SEGMENTS=documents, USAGE=False)
+    compiled(fused._backward_slots, tile("slots"), HAS_SEGMENTS=False, USAGE=True)
+    compiled(fused._output_products, tile("content"))
+    compiled(fused._backward_content, tile("content"))
+    compiled(fused._backward_table, tile("table"))
+
+
+def reconstruction(width):
+    """The loss and its gradient."""
+    for name, kernel in (("compare", fused_reconstruction._compare), ("backward", fused_reconstruction._backward)):
+        compiled(kernel, fused.compiled_for(fused_reconstruction.TILES[name], width, torch.bfloat16))
+
+
+def steps(width):
+    """A layer at one position, kernels overlapping, as wide as 8 heads."""
+    overlap = {"OVERLAP": True, "launch_pdl": True}
+    attending = overlap | {"num_warps": fused_step.ATTENDING}
+    for separate in (False, True):
+        compiled(fused_step._attend, attending, H=8, K=width, BLOCK=fused_step.BLOCK, SEPARATE=separate)
+    compiled(fused_step._join, overlap, K=width, PARTS=64)
+    compiled(fused_step._norm, overlap, EPSILON=1e-5, BLOCK=8 * width)
+    tile = overlap | {"num_warps": fused_step.WARPS, "num_stages": 1, "COLUMNS": fused_step.COLUMNS}
+    for lanes in (n for n in fused_step.LANES if n * 8 * width <= fused_step.HELD):
+        sizes = {"LANES": lanes, "BLOCK_N": 8 * width, "EPSILON": 1e-5}
+        no = dict.fromkeys(("NORM", "BIAS", "RELU", "RESIDUAL", "RESIDUAL_NORM"), False)
+        for yes in ((), ("NORM", "BIAS", "RELU"), ("RESIDUAL",), ("BIAS", "RESIDUAL", "RESIDUAL_NORM")):
+            inner = 8 * width if "NORM" in yes else min(8 * width, fused_step.INNER)
+            compiled(fused_step._linear, tile, INNER=inner, **sizes, **no | dict.fromkeys(yes, True))
+
+
+if __name__ == "__main__":
+    for width in (64, 128):
+        globals()[sys.argv[1]](width)
