@@ -38,7 +38,7 @@ PROGRAMS = 256
 """As many programs keep a GPU busy."""
 
 Tile = tuple[int, int, int, int]  # queries, slots, warps, loads in flight
-TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to: the fastest of attention-tiles-2-h200.json
+TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to: the fastest of attention-tiles*-h200.json
     "scoring": {64: (64, 128, 8, 3), 128: (64, 128, 8, 3)},
     "forward": {64: (64, 64, 4, 3), 128: (64, 32, 4, 3)},
     "slots": {64: (32, 64, 4, 2), 128: (64, 64, 4, 2)},
