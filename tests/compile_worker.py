@@ -15,7 +15,7 @@ from compressive.model import fused, fused_reconstruction, fused_step
 HOPPER, SHARED = GPUTarget("cuda", 90, 32), 227 * 1024
 TYPES = {  # of arguments, by name; sizes are i32
     "*bf16": (
-        "query", "key", "value", "r", "near", "far", "out", "d_out", "d_key", "d_value", "d_scores", "d_query",
+        "query", "key", "value", "key_value", "d_key_value", "r", "near", "far", "out", "d_out", "d_scores", "d_query",
         "new_key", "new_value", "old", "new", "difference", "d_new", "weight", "bias",
     ),
     "*fp16": ("scores",),
@@ -29,13 +29,17 @@ TYPES = {  # of arguments, by name; sizes are i32
 KINDS = {name: kind for kind, names in TYPES.items() for name in names}
 
 
-def compiled(kernel, options, **constants):
-    """Compile a kernel, with arguments of the types that their names stand for."""
+def compiled(kernel, options, described=None, **constants):
+    """Compile a kernel, with arguments of the types that their names stand for, or with tiles of them."""
+    kinds = KINDS | {
+        name: f"tensordesc<{KINDS[name][1:]}[1, {rows}, {columns}]>"
+        for name, (rows, columns) in (described or {}).items()
+    }
     constants |= {name: value for name, value in options.items() if name.isupper()}
     launch = {name: value for name, value in options.items() if not name.isupper()}
 
     names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else KINDS.get(name, "i32") for name in names}
+    signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
     values = {(names.index(name),): value for name, value in constants.items()}
     found = triton.compile(ASTSource(kernel, signature, values, aligned), target=HOPPER, options=launch)
@@ -52,10 +56,14 @@ def attention(width):
     for lanes in (1, 4):
         compiled(fused._score_positions, tile("scoring"), LANES=lanes)
         compiled(fused._backward_positions, tile("positions"), LANES=lanes)
+    slots = tile("slots")
+    of_queries, of_slots = (slots["BLOCK_Q"], width), (slots["BLOCK_N"], width)
+    described = dict.fromkeys(("query", "d_out"), of_queries) | dict.fromkeys(("key_value", "d_key_value"), of_slots)
+    described |= dict.fromkeys(("scores", "d_scores"), (slots["BLOCK_Q"], slots["BLOCK_N"]))
     for documents in (False, True):
         compiled(fused._forward, tile("forward"), HAS_SEGMENTS=documents)
-        compiled(fused._backward_slots, tile("slots"), HAS_SEGMENTS=documents, USAGE=False)
-    compiled(fused._backward_slots, tile("slots"), HAS_SEGMENTS=False, USAGE=True)
+        compiled(fused._backward_slots, slots, described, HAS_SEGMENTS=documents, USAGE=False)
+    compiled(fused._backward_slots, slots, described, HAS_SEGMENTS=False, USAGE=True)
     compiled(fused._output_products, tile("content"))
     compiled(fused._backward_content, tile("content"))
     compiled(fused._backward_table, tile("table"))

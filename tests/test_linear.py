@@ -49,6 +49,7 @@ def test_maps_and_their_gradients(shape, relu):
     torch.testing.assert_close(gradients(_apply(x, weight), weight), gradients(F.linear(x, weight), weight))
 
 
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # in a thread that has done nothing on the GPU yet
 @pytest.mark.parametrize("relu", [False, True], ids=["plain", "relu"])
 def test_products_are_in_the_type_that_autocast_gives_and_gradients_in_that_of_weights(relu):
     torch.manual_seed(0)

@@ -13,7 +13,7 @@ registers, and it took nearly twice as long (docs/log.md).
 Queries come with their biases added. Position scores are rounded to float16, finer than the bf16 of what they are made
 from; all sums and the softmax are float32. Where inputs are float32, nothing is rounded.
 
-Some tiles need no mask: those in memory, of lanes that see all of it. They come first, in a loop of their own.
+Most tiles need no mask: those before the diagonal, of lanes that see all of their memory. They have a loop of their own.
 """
 
 import math
@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from compressive.model.attention import Biases, Positions, Projected
 
@@ -39,12 +40,12 @@ PROGRAMS = 256
 
 Tile = tuple[int, int, int, int]  # queries, slots, warps, loads in flight
 TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to: the fastest of attention-tiles*-h200.json
-    "scoring": {64: (64, 128, 8, 3), 128: (64, 128, 8, 3)},
-    "forward": {64: (64, 64, 4, 3), 128: (64, 32, 4, 3)},
-    "slots": {64: (32, 64, 4, 2), 128: (64, 64, 4, 2)},
+    "scoring": {64: (64, 64, 4, 4), 128: (64, 64, 4, 4)},
+    "forward": {64: (64, 64, 4, 3), 128: (128, 64, 8, 3)},
+    "slots": {64: (32, 64, 4, 3), 128: (32, 64, 4, 3)},
     "content": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3)},
     "positions": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3)},
-    "table": {64: (64, 64, 4, 3), 128: (32, 128, 4, 4)},
+    "table": {64: (32, 128, 4, 4), 128: (32, 128, 4, 3)},
 }
 
 
@@ -76,6 +77,12 @@ def _load_slots(pointer, slots, N, stride, MASKED: tl.constexpr, BLOCK_K: tl.con
 
 
 @triton.jit
+def _load_numbers(pointer, at, n, other, MASKED: tl.constexpr):
+    """Numbers; where tiles need masks some may lie after the end."""
+    return tl.load(pointer + at, mask=at < n, other=other) if MASKED else tl.load(pointer + at)
+
+
+@triton.jit
 def _store(pointer, rows, n_rows, stride, values, BLOCK_K: tl.constexpr):
     to = pointer + rows[:, None] * stride + tl.arange(0, BLOCK_K)[None, :]
     tl.store(to, values.to(pointer.dtype.element_ty), mask=(rows < n_rows)[:, None])
@@ -97,7 +104,7 @@ def _visible(valid, segments, lane, queries, slots, T, N, HAS_SEGMENTS: tl.const
 
 
 @triton.jit
-def _queries_of_lanes(B, T, H, LANES: tl.constexpr, BLOCK_Q: tl.constexpr):
+def _queries_of_lanes(place, B, T, H, LANES: tl.constexpr, BLOCK_Q: tl.constexpr):
     """A tile of the same queries of some lanes, GROUP * LANES apart: the first, steps from it, head, and where all lie.
 
     Slot j and query t meet row j - t + T-1 of the table: a query's row begins one slot further right than that of the
@@ -108,9 +115,9 @@ def _queries_of_lanes(B, T, H, LANES: tl.constexpr, BLOCK_Q: tl.constexpr):
     APART: tl.constexpr = GROUP * LANES
     part = tl.program_id(0)
     first = part // APART * APART * EACH + part % APART
-    head = tl.program_id(1) // (B // LANES)
+    head = place // (B // LANES)
     tile = tl.arange(0, BLOCK_Q)
-    lanes = (tl.program_id(1) % (B // LANES) * LANES + tile // EACH).to(tl.int64)
+    lanes = (place % (B // LANES) * LANES + tile // EACH).to(tl.int64)
     steps = tile % EACH * APART
     at_queries = (lanes * T + first + steps) * H + head
     at_scores = (head * B + lanes) * T + first + steps
@@ -119,11 +126,11 @@ def _queries_of_lanes(B, T, H, LANES: tl.constexpr, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def _score_positions(
-    query, r, scores, B, H, T, N, L, begin, end,
+    query, r, scores, B, H, T, N, L, begin, end, scale,
     LANES: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Products of queries with rows of the table, each where its slot is, from `begin` to `end`."""
-    first, steps, head, at_queries, at_scores = _queries_of_lanes(B, T, H, LANES, BLOCK_Q)
+    """Scaled products of queries with rows of the table, each where its slot is, from `begin` to `end`."""
+    first, steps, head, at_queries, at_scores = _queries_of_lanes(tl.program_id(1), B, T, H, LANES, BLOCK_Q)
     there = (first + steps < T)[:, None]
     columns = tl.arange(0, BLOCK_K)[None, :]
     q = tl.load(query + at_queries[:, None] * BLOCK_K + columns, mask=there, other=0.0)
@@ -137,8 +144,8 @@ def _score_positions(
         rows = tl.minimum(tl.maximum(unshifted - first + T - 1, 0), N - 1)
         table = _load_whole(r, rows, H * BLOCK_K, BLOCK_K)
         slots = unshifted[None, :] + steps[:, None]
-        product = tl.dot(q, tl.trans(table), input_precision="ieee").to(scores.dtype.element_ty)
-        tl.store(scores + slots, product, mask=(slots >= begin) & (slots < end) & there)
+        product = tl.dot(q, tl.trans(table), input_precision="ieee") * scale
+        tl.store(scores + slots, product.to(scores.dtype.element_ty), mask=(slots >= begin) & (slots < end) & there)
 
 
 @triton.jit
@@ -149,7 +156,7 @@ def _forward(
 ):  # fmt: skip
     """Attend; `scale` is for powers of two, and so is the logarithm of the sum of weights, `lse`."""
     first = tl.program_id(0) * BLOCK_Q
-    lane_head = tl.program_id(1)
+    lane_head = tl.num_programs(1) - 1 - tl.program_id(1)  # those first whose scores were written last
     lane, head = (lane_head % B).to(tl.int64), lane_head // B
     at_queries = (lane * T * H + head) * BLOCK_K
     queries = first + tl.arange(0, BLOCK_Q)
@@ -162,9 +169,9 @@ def _forward(
     largest = tl.full([BLOCK_Q], HIDDEN, tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     sums = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    middle = 0  # up to which tiles need no mask
+    middle = 0  # up to which tiles need no mask: all these queries see all of their slots
     if tl.load(open_lanes + lane) != 0:
-        middle = (N - T) // BLOCK_N * BLOCK_N
+        middle = (N - T + first + 1) // BLOCK_N * BLOCK_N
     for masked in tl.static_range(2):
         until = tl.minimum(N, N - T + first + BLOCK_Q) if masked else middle
         for at in range(middle if masked else 0, until, BLOCK_N):
@@ -172,7 +179,7 @@ def _forward(
             k = _load_slots(key, slots, N, kv_stride, masked, BLOCK_K)
             x = _load_slots(value, slots, N, kv_stride, masked, BLOCK_K)
             position = tl.load(scores + slots[None, :])
-            score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + position.to(tl.float32) * scale
+            score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + position.to(tl.float32)
             if masked:
                 seen = _visible(valid, segments, lane, queries[:, None], slots[None, :], T, N, HAS_SEGMENTS)
                 score = tl.where(seen, score, HIDDEN)
@@ -202,25 +209,22 @@ def _output_products(
 
 @triton.jit
 def _backward_slots(
-    query, key, value, scores, valid, open_lanes, segments, lse, delta, d_out,
-    d_key, d_value, d_scores, usage,
-    B, H, T, N, L, kv_batch, kv_stride, scale,
+    query, key_value, scores, valid, open_lanes, segments, lse, delta, d_out,
+    d_key_value, d_scores, usage, B, H, T, N, scale,
     HAS_SEGMENTS: tl.constexpr, USAGE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values, and of scores; or, with USAGE, only how much attention each slot received.
 
-    Gradients of scores are without the factor 1/sqrt(K), which comes in at the end.
+    Gradients of scores are without the factor 1/sqrt(K), which comes in at the end. What there is per lane and per head
+    is given as tensor descriptors: tiles are copied by the device's own unit for that, and there is zero after the end.
     """
-    lane_head = tl.program_id(1)
-    lane, head = (lane_head % B).to(tl.int64), lane_head // B
-    at_queries = (lane * T * H + head) * BLOCK_K
-    scores += lane_head.to(tl.int64) * T * L
-    d_scores += lane_head.to(tl.int64) * T * L
+    lane_head = tl.num_programs(1) - 1 - tl.program_id(1)  # those first whose scores were written last
+    lane, head = lane_head % B, lane_head // B
     start = tl.program_id(0) * BLOCK_N
     slots = start + tl.arange(0, BLOCK_N)
-    k = _load(key + lane * kv_batch + head * BLOCK_K, slots, N, kv_stride, BLOCK_K)
-    x = _load(value + lane * kv_batch + head * BLOCK_K, slots, N, kv_stride, BLOCK_K)
+    k = key_value.load([lane, start, head * BLOCK_K]).reshape(BLOCK_N, BLOCK_K)
+    x = key_value.load([lane, start, (H + head) * BLOCK_K]).reshape(BLOCK_N, BLOCK_K)
     dk = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     received = tl.zeros([BLOCK_N], tl.float32)
@@ -228,19 +232,19 @@ def _backward_slots(
     end = tl.cdiv(T, BLOCK_Q) * BLOCK_Q
     middle = tl.minimum(tl.cdiv(tl.maximum(start + BLOCK_N - 1 - (N - T), 0), BLOCK_Q) * BLOCK_Q, end)
     there = (tl.load(valid + lane * (N - T) + slots, mask=slots < N - T, other=1) != 0) & (slots < N)
-    if tl.min(there.to(tl.int32), 0) == 0:
+    if (tl.min(there.to(tl.int32), 0) == 0) | (end > T):
         middle = end
     if HAS_SEGMENTS:  # noqa: SIM102  # a compiler's `if`, then one of the kernel's
         if tl.load(open_lanes + lane) == 0:
             middle = end
-    for masked in tl.static_range(1, -1, -1):  # from `middle` on every query sees all of these slots
+    for masked in tl.static_range(1, -1, -1):  # from `middle` on every query is there and sees all of these slots
         for first in range(earliest if masked else middle, middle if masked else T, BLOCK_Q):
             queries = first + tl.arange(0, BLOCK_Q)
-            q = _load(query + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
-            norm = tl.load(lse + lane_head * T + queries, mask=queries < T, other=float("inf"))
+            q = query.load([lane, first, head * BLOCK_K]).reshape(BLOCK_Q, BLOCK_K)
+            norm = _load_numbers(lse + lane_head * T, queries, T, float("inf"), masked)
             # Slots by queries here, so that weights are where the products below want them.
-            position = tl.load(scores + tl.minimum(queries, T - 1)[None, :] * L + slots[:, None])
-            score = tl.dot(k, tl.trans(q), input_precision="ieee") * scale + position.to(tl.float32) * scale
+            position = tl.trans(scores.load([lane_head, first, start]).reshape(BLOCK_Q, BLOCK_N))
+            score = tl.dot(k, tl.trans(q), input_precision="ieee") * scale + position.to(tl.float32)
             if masked:
                 seen = _visible(valid, segments, lane, queries[None, :], slots[:, None], T, N, HAS_SEGMENTS)
                 score = tl.where(seen, score, HIDDEN)
@@ -248,18 +252,18 @@ def _backward_slots(
             if USAGE:
                 received += tl.sum(weights, 1)
             else:
-                do = _load(d_out + at_queries, queries, T, H * BLOCK_K, BLOCK_K)
-                mean = tl.load(delta + lane_head * T + queries, mask=queries < T, other=0.0)
+                do = d_out.load([lane, first, head * BLOCK_K]).reshape(BLOCK_Q, BLOCK_K)
+                mean = _load_numbers(delta + lane_head * T, queries, T, 0.0, masked)
                 dv = tl.dot(weights.to(do.dtype), do, dv, input_precision="ieee")
                 ds = (weights * (tl.dot(x, tl.trans(do), input_precision="ieee") - mean[None, :])).to(q.dtype)
                 dk = tl.dot(ds, q, dk, input_precision="ieee")
-                tl.store(d_scores + queries[None, :] * L + slots[:, None], ds, mask=(queries < T)[None, :])
+                d_scores.store([lane_head, first, start], tl.trans(ds).reshape(1, BLOCK_Q, BLOCK_N))
     if USAGE:
         tl.store(usage + lane_head * N + slots, received, mask=slots < N)
     else:
-        at_slots = (lane * N * 2 * H + head) * BLOCK_K
-        _store(d_key + at_slots, slots, N, 2 * H * BLOCK_K, dk * (scale * 0.6931471805599453), BLOCK_K)
-        _store(d_value + at_slots, slots, N, 2 * H * BLOCK_K, dv, BLOCK_K)
+        dk = (dk * (scale * 0.6931471805599453)).to(d_key_value.dtype)
+        d_key_value.store([lane, start, head * BLOCK_K], dk.reshape(1, BLOCK_N, BLOCK_K))
+        d_key_value.store([lane, start, (H + head) * BLOCK_K], dv.to(d_key_value.dtype).reshape(1, BLOCK_N, BLOCK_K))
 
 
 @triton.jit
@@ -275,7 +279,7 @@ def _backward_content(
     d_scores += (lane_head.to(tl.int64) * T + tl.minimum(queries, T - 1)[:, None]) * L
     key += lane * kv_batch + head * BLOCK_K
     given = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    middle = (N - T) // BLOCK_N * BLOCK_N
+    middle = (N - T + first + 1) // BLOCK_N * BLOCK_N
     for masked in tl.static_range(2):
         until = tl.minimum(N, N - T + first + BLOCK_Q) if masked else middle
         for at in range(middle if masked else 0, until, BLOCK_N):
@@ -296,7 +300,9 @@ def _backward_positions(
     LANES: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Gradients of queries by position, added to those there are: gradients of scores times rows of the table."""
-    first, steps, head, at_queries, at_scores = _queries_of_lanes(B, T, H, LANES, BLOCK_Q)
+    # Last lanes and heads first: the kernel before this one has just read their gradients.
+    place = tl.num_programs(1) - 1 - tl.program_id(1)
+    first, steps, head, at_queries, at_scores = _queries_of_lanes(place, B, T, H, LANES, BLOCK_Q)
     there = (first + steps < T)[:, None]
     r += head * BLOCK_K
     d_scores += at_scores[:, None] * L
@@ -338,19 +344,29 @@ def _backward_table(
     query += head * BLOCK_K
     given = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     # Queries before this one meet no slot at these rows.
-    skipped = tl.maximum(T - row - BLOCK_N, 0) // (GROUP * BLOCK_Q)
-    each = tl.maximum(tl.cdiv(T - offset, GROUP * BLOCK_Q) - skipped, 0)
-    first_lane = tl.program_id(2) * lanes
-    for index in range(tl.minimum(lanes, B - first_lane) * each):
-        lane = (first_lane + index // each).to(tl.int64)
-        first = (skipped + index % each) * GROUP * BLOCK_Q + offset
-        queries = first + steps
-        start = tl.multiple_of(row - (T - 1) + first, GROUP)
-        slots = start + steps[:, None] + tl.arange(0, BLOCK_N)[None, :]
-        there = (slots >= begin) & (slots < end) & (queries < T)[:, None]
-        ds = tl.load(d_scores + (head * B + lane) * T * L + queries[:, None] * L + slots, mask=there, other=0.0)
-        q = _load(query + lane * T * H * BLOCK_K, queries, T, H * BLOCK_K, BLOCK_K)
-        given = tl.dot(tl.trans(ds), q, given, input_precision="ieee")
+    earliest = tl.maximum(T - row - BLOCK_N, 0) // (GROUP * BLOCK_Q) * GROUP * BLOCK_Q + offset
+    each = tl.cdiv(tl.maximum(T - earliest, 0), GROUP * BLOCK_Q)
+    whole = (row - (T - 1) + earliest >= begin) & (row + BLOCK_N <= end) & (T % (GROUP * BLOCK_Q) == 0)
+    lane = (tl.program_id(2) * lanes).to(tl.int64)
+    first = earliest
+    for masked in tl.static_range(2):
+        count = tl.minimum(lanes, B - tl.program_id(2) * lanes) * each
+        for _ in range(0 if whole == masked else count):
+            queries = first + steps
+            start = tl.multiple_of(row - (T - 1) + first, GROUP)
+            slots = start + steps[:, None] + tl.arange(0, BLOCK_N)[None, :]
+            to_scores = d_scores + (head * B + lane) * T * L + queries[:, None] * L + slots
+            if masked:
+                there = (slots >= begin) & (slots < end) & (queries < T)[:, None]
+                ds = tl.load(to_scores, mask=there, other=0.0)
+                q = _load(query + lane * T * H * BLOCK_K, queries, T, H * BLOCK_K, BLOCK_K)
+            else:
+                ds = tl.load(to_scores)
+                q = _load_whole(query + lane * T * H * BLOCK_K, queries, H * BLOCK_K, BLOCK_K)
+            given = tl.dot(tl.trans(ds), q, given, input_precision="ieee")
+            first += GROUP * BLOCK_Q
+            lane += tl.where(first < T, 0, 1)
+            first = tl.where(first < T, first, earliest)
     to = d_r + (rows[:, None] * H + head) * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
     tl.atomic_add(to, given * factor, mask=((rows >= 0) & (rows < N))[:, None], sem="relaxed")
 
@@ -384,6 +400,11 @@ def fused_attention(
 
 def _aligned(n: int) -> int:
     return -(-n // ALIGNED) * ALIGNED
+
+
+def _described(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Matrices to be copied by tiles."""
+    return TensorDescriptor.from_tensor(x, [1, rows, columns])
 
 
 class _Tiles:
@@ -435,9 +456,26 @@ class _Tiles:
         options = self.options("scoring")
         for queries, r, begin, end in self.parts():
             _score_positions[self.groups(options["BLOCK_Q"])](
-                queries, r, scores, self.B, self.H, self.T, self.N, self.length, begin, end, LANES=self.lanes, **options
-            )
+                queries, r, scores, self.B, self.H, self.T, self.N, self.length, begin, end,
+                self.scale * LOG2_E, LANES=self.lanes, **options,
+            )  # fmt: skip
         return scores
+
+    def by_slots(self, lse: Tensor, gradients: tuple[Tensor, ...] | None = None, usage: Tensor | None = None) -> None:
+        """Write what comes back to slots: gradients, given d_out and delta, or attention received."""
+        options = self.options("slots")
+        queries, slots = options["BLOCK_Q"], options["BLOCK_N"]
+        d_out, delta, d_key_value, d_scores = gradients or (self.queries, lse, self.key_value, None)
+        scores = _described(self.positions().flatten(0, 1), queries, slots)
+        _backward_slots[self.grid(self.N, slots)](
+            _described(self.queries.flatten(2), queries, self.K),
+            _described(self.key_value.flatten(2), slots, self.K),
+            scores, *self.masks, lse, delta, _described(d_out.flatten(2), queries, self.K),
+            _described(d_key_value.flatten(2), slots, self.K),
+            scores if d_scores is None else _described(d_scores.flatten(0, 1), queries, slots), usage,
+            self.B, self.H, self.T, self.N, self.scale * LOG2_E,
+            HAS_SEGMENTS=self.has_segments, USAGE=usage is not None, **options,
+        )  # fmt: skip
 
 
 @torch.library.custom_op("compressive::attend", mutates_args=())
@@ -478,14 +516,9 @@ def _attend_backward(
     options = tiles.options("content")
     _output_products[tiles.grid(T, options["BLOCK_Q"])](out, d_out, delta, B, H, T, **options)
 
-    positions, d_key_value = tiles.positions(), torch.empty_like(tiles.key_value)
-    d_scores = content.new_empty(positions.shape)
-    options = tiles.options("slots")
-    _backward_slots[tiles.grid(N, options["BLOCK_N"])](
-        tiles.queries, *tiles.slots, positions, *tiles.masks, lse, delta, d_out,
-        d_key_value, d_key_value[:, :, 1], d_scores, lse, *sizes, *tiles.strides, tiles.scale * LOG2_E,
-        HAS_SEGMENTS=tiles.has_segments, USAGE=False, **options,
-    )  # fmt: skip
+    d_key_value = torch.empty_like(tiles.key_value)
+    d_scores = content.new_empty(H, B, T, tiles.length)
+    tiles.by_slots(lse, gradients=(d_out, delta, d_key_value, d_scores))
     d_query, d_biases = torch.empty_like(tiles.queries), lse.new_zeros(3, H, tiles.K)
     options = tiles.options("content")
     _backward_content[tiles.grid(T, options["BLOCK_Q"])](
@@ -515,12 +548,7 @@ def attention_received(
     """The mean over heads and queries of the attention each slot received, (B, N)."""
     tiles = _Tiles(content, near, far, key_value, r_near, r_far, valid, open_lanes, segments, n_compressed, separate)
     received = lse.new_empty(tiles.H, tiles.B, tiles.N)
-    options = tiles.options("slots")
-    _backward_slots[tiles.grid(tiles.N, options["BLOCK_N"])](
-        tiles.queries, *tiles.slots, tiles.positions(), *tiles.masks, lse, lse, lse, lse, lse, lse, received,
-        tiles.B, tiles.H, tiles.T, tiles.N, tiles.length, *tiles.strides, tiles.scale * LOG2_E,
-        HAS_SEGMENTS=tiles.has_segments, USAGE=True, **options,
-    )  # fmt: skip
+    tiles.by_slots(lse, usage=received)
     return received.mean(dim=0) / tiles.T
 
 

@@ -94,9 +94,18 @@ class Layer(nn.Module):
             a = h + self.dropout(attention)
             output: Tensor = a + self.dropout(self._mlp(self.mlp_norm(a)))
         else:
-            a = self.attention_norm(h + self.dropout(attention))
-            output = self.mlp_norm(a + self.dropout(self._mlp(a)))
+            a = self._norm_of_sum(self.attention_norm, h, self.dropout(attention))
+            output = self._norm_of_sum(self.mlp_norm, a, self.dropout(self._mlp(a)))
         return output
+
+    @staticmethod
+    def _norm_of_sum(norm: nn.LayerNorm, x: Tensor, y: Tensor) -> Tensor:
+        """The norm of x + y, in the type of products like y; the sum is not rounded.
+
+        Products that come next, and memory, would round it anyway; the next sum is the only one to see the difference.
+        """
+        normed: Tensor = norm(x.to(norm.weight.dtype) + y)
+        return normed.to(y.dtype)
 
     def _mlp(self, x: Tensor) -> Tensor:
         """The MLP, with its ReLU in the first product's kernel."""
