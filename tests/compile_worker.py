@@ -1,6 +1,6 @@
 """Compile every kernel for a GPU that is not there: what the interpreter takes, a compiler may not.
 
-python compile_worker.py attention | reconstruction | steps; without TRITON_INTERPRET.
+python compile_worker.py attention | reconstruction | steps | training; without TRITON_INTERPRET.
 """
 
 import sys
@@ -10,21 +10,24 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from compressive.model import fused, fused_reconstruction, fused_step
+from compressive.model import fused, fused_norm, fused_reconstruction, fused_step
+from compressive.training import adam
 
 HOPPER, SHARED = GPUTarget("cuda", 90, 32), 227 * 1024
 TYPES = {  # of arguments, by name; sizes are i32
     "*bf16": (
         "query", "key", "value", "key_value", "d_key_value", "r", "near", "far", "out", "d_out", "d_scores", "d_query",
-        "new_key", "new_value", "old", "new", "difference", "d_new", "weight", "bias",
+        "new_key", "new_value", "old", "new", "difference", "d_new", "weight", "bias", "y",
     ),
     "*fp16": ("scores",),
     "*fp32": (
         "lse", "delta", "usage", "d_r", "d_bias", "losses", "d_losses", "x", "norm_weight", "norm_bias", "residual",
-        "content_bias", "near_bias", "far_bias", "attended", "maxima", "sums",
+        "content_bias", "near_bias", "far_bias", "attended", "maxima", "sums", "means", "scales", "d_sum", "d_weight",
+        "norms", "factors",
     ),
-    "*i1": ("valid", "open_lanes", "seen_old", "seen_new"), "*u8": ("hidden",),
-    "*i32": ("segments",), "*i64": ("position",), "fp32": ("scale", "factor", "share"),
+    "*i1": ("valid", "open_lanes", "seen_old", "seen_new", "good"), "*u8": ("hidden",),
+    "*i32": ("segments",), "*i64": ("position", "addresses", "shares"),
+    "fp32": ("scale", "factor", "share", "epsilon", "clip", "beta1", "beta2"),
 }  # fmt: skip
 KINDS = {name: kind for kind, names in TYPES.items() for name in names}
 
@@ -90,6 +93,13 @@ def steps(width):
         for yes in ((), ("NORM", "BIAS", "RELU"), ("RESIDUAL",), ("BIAS", "RESIDUAL", "RESIDUAL_NORM")):
             inner = 8 * width if "NORM" in yes else min(8 * width, fused_step.INNER)
             compiled(fused_step._linear, tile, INNER=inner, **sizes, **no | dict.fromkeys(yes, True))
+
+
+def training(width):
+    """Norms of models as wide as 8 heads, and the update."""
+    for kernel in (fused_norm._norm, fused_norm._backward):
+        compiled(kernel, fused_norm._tile(8 * width))
+    compiled(adam._update, {"BLOCK": adam.BLOCK, "num_warps": adam.WARPS})
 
 
 if __name__ == "__main__":

@@ -315,3 +315,11 @@ def test_bf16_and_compile_train(data_dir, tmp_path):
     loop.train(make_run(tmp_path / "run", config))
     losses = [line["loss"] for line in metrics(tmp_path / "run")]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot tell its own memory from its parent's")
+def test_the_memory_of_a_process_is_its_own_and_not_its_parents():
+    held = b"x" * 2**30
+    asked = "import torch; from compressive.training.loop import peak_gib; print(peak_gib(torch.device('cpu')))"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert 0.01 < float(done.stdout) < len(held) / 2**30 * 0.9

@@ -13,7 +13,7 @@ registers, and it took nearly twice as long (docs/log.md).
 Queries come with their biases added. Position scores are rounded to float16, finer than the bf16 of what they are made
 from; all sums and the softmax are float32. Where inputs are float32, nothing is rounded.
 
-Most tiles need no mask: those before the diagonal, of lanes that see all of their memory. They have a loop of their own.
+Most tiles need no mask: those before the diagonal, of lanes that see all of their memory. A loop of their own has them.
 """
 
 import math

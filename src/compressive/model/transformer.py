@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import Attention, ModelConfig
-from compressive.model.attention import Now, Positions, Projected, RelativeAttention, heads_of, sinusoids
+from compressive.model.attention import HAS_TRITON, Now, Positions, Projected, RelativeAttention, heads_of, sinusoids
 from compressive.model.compression import COMPRESSORS
 from compressive.model.decoding import DecodingState, LayerCache
 from compressive.model.linear import Linear, linear_relu
@@ -104,6 +104,11 @@ class Layer(nn.Module):
 
         Products that come next, and memory, would round it anyway; the next sum is the only one to see the difference.
         """
+        if HAS_TRITON and y.is_cuda:
+            from compressive.model import fused_norm
+
+            if fused_norm.fits(norm, y):
+                return fused_norm.norm_of_sum(norm, x, y)
         normed: Tensor = norm(x.to(norm.weight.dtype) + y)
         return normed.to(y.dtype)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from compressive.config import TrainConfig
+from compressive.model.attention import HAS_TRITON
 from compressive.model.embedding import AdaptiveEmbedding
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
@@ -54,6 +55,11 @@ class Step:
         # A captured update reads its rate from the device.
         rate = torch.tensor(options.learning_rate, device=self.device) if self.captures else options.learning_rate
         self.optimiser = _optimiser(list(self.named.values()), rate, self.captures)
+        self.clipped_adam = None
+        if self.captures and HAS_TRITON:
+            from compressive.training.adam import ClippedAdam
+
+            self.clipped_adam = ClippedAdam(self.optimiser, self.groups, options.clip)
         self.memory = model.initial_memory(lanes)
         if options.precision == "bf16":  # as all products with it are; usage and flags stay
             self.memory = self.memory.map(lambda x: x.bfloat16() if x.ndim == 3 else x)
@@ -123,10 +129,7 @@ class Step:
                     local(total).div_(self.counted.clamp(min=1))
                     parameter.grad = total
                 good, norms = self.counted > 0, self._norms()
-            for group, norm in zip(self.groups, norms, strict=True):
-                clip_grads_with_norm_(group, options.clip, norm)
-            self.optimiser.found_inf = (~good).float()  # type: ignore[attr-defined]  # the fused kernel then does nothing
-            self.optimiser.step()
+            self._update(norms, good)
             if accumulates:
                 torch._foreach_zero_([local(total) for total in self.totals])
                 self.counted.zero_()
@@ -146,6 +149,16 @@ class Step:
             "counted": {"steps": self.counted},
             "memory": {name: self.world.by_lane(tensor) for name, tensor in self.memory.state_dict().items()},
         }
+
+    def _update(self, norms: list[Tensor], good: Tensor) -> None:
+        """Clip and take Adam's step, if all was good."""
+        if self.clipped_adam is not None:
+            self.clipped_adam(norms, good)
+            return
+        for group, norm in zip(self.groups, norms, strict=True):
+            clip_grads_with_norm_(group, self.options.clip, norm)
+        self.optimiser.found_inf = (~good).float()  # type: ignore[attr-defined]  # the fused kernel then does nothing
+        self.optimiser.step()
 
     def _norms(self) -> list[Tensor]:
         gradients = [[p.grad for p in group if p.grad is not None] for group in self.groups]
