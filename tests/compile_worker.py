@@ -27,7 +27,7 @@ TYPES = {  # of arguments, by name; sizes are i32
     ),
     "*i1": ("valid", "open_lanes", "seen_old", "seen_new", "good"), "*u8": ("hidden",),
     "*i32": ("segments",), "*i64": ("position", "addresses", "shares"),
-    "fp32": ("scale", "factor", "share", "epsilon", "clip", "beta1", "beta2"),
+    "fp32": ("scale", "factor", "share", "epsilon", "clip", "fading1", "fading2"),
 }  # fmt: skip
 KINDS = {name: kind for kind, names in TYPES.items() for name in names}
 
@@ -74,8 +74,12 @@ def attention(width):
 
 def reconstruction(width):
     """The loss and its gradient."""
-    for name, kernel in (("compare", fused_reconstruction._compare), ("backward", fused_reconstruction._backward)):
-        compiled(kernel, fused.compiled_for(fused_reconstruction.TILES[name], width, torch.bfloat16))
+
+    def tile(name):
+        return fused.compiled_for(fused_reconstruction.TILES[name], width, torch.bfloat16)
+
+    compiled(fused_reconstruction._compare, tile("compare"), FLAGS=1024)
+    compiled(fused_reconstruction._backward, tile("backward"))
 
 
 def steps(width):

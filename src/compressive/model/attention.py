@@ -136,9 +136,11 @@ class RelativeAttention(nn.Module):
 
         `code` is the sinusoid code of the distances N-1 down to -T, as `sinusoids` gives it.
         """
-        biases, positions = self.biases(), self.positions(code)
-        inputs = (projected, biases, positions, memory_valid, segment_ids, n_compressed)
-        if self.chosen(projected.query.device, projected.query.dtype) == "fused":
+        fused = self.chosen(projected.query.device, projected.query.dtype) == "fused"
+        # The shift of the readable way passes over distances that are yet to come; the kernels never meet them.
+        positions = self.positions(code[: projected.key_value.shape[1]] if fused else code)
+        inputs = (projected, self.biases(), positions, memory_valid, segment_ids, n_compressed)
+        if fused:
             from compressive.model.fused import fused_attention
 
             attended, usage = fused_attention(*inputs, with_usage)

@@ -484,7 +484,7 @@ def attend(
     content: Tensor, near: Tensor, far: Tensor, key_value: Tensor, r_near: Tensor, r_far: Tensor,
     valid: Tensor, open_lanes: Tensor, segments: Tensor | None, n_compressed: int, separate: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attend: queries with each bias (B, T, H, K), keys and values (B, N, 2, H, K), tables r (N + T, H, K).
+    """Attend: queries with each bias (B, T, H, K), keys and values (B, N, 2, H, K), tables r (N or more, H, K).
 
     Queries (B, T, H, K) and biases (3, H, K) themselves are there to be given gradients, their sums have none.
     valid (B, C + M) and segments (B, T) as in `relative_attention`; open_lanes (B,): lanes whose every query sees all

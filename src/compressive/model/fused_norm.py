@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 ROWS = 4
 """So many rows are normed side by side."""
-PROGRAMS = 528
-"""As many share the rows on the way back: four for each of a large GPU's multiprocessors."""
+WARPS = 1584
+"""As many share the rows on the way back: twelve for each of a large GPU's multiprocessors."""
 WIDEST = 4096
 """Rows up to so wide fit into registers."""
 
@@ -69,7 +69,8 @@ def _backward(
 
 
 def _tile(D: int) -> dict[str, int]:
-    return {"ROWS": ROWS, "BLOCK": triton.next_power_of_2(D), "num_warps": 4 if D <= 1024 else 8}
+    block = triton.next_power_of_2(D)
+    return {"ROWS": ROWS, "BLOCK": block, "num_warps": min(max(block // 256, 1), 8)}
 
 
 @torch.library.custom_op("compressive::norm", mutates_args=())
@@ -91,8 +92,9 @@ def _norm_backward(
     x, y, d_out = x.contiguous(), y.contiguous(), d_out.contiguous()
     n_rows, D = means.numel(), y.shape[-1]
     d_sum, d_affine = torch.empty_like(y), means.new_zeros(2, D)
-    _backward[(min(PROGRAMS, triton.cdiv(n_rows, ROWS)),)](
-        x, y, weight, means, scales, d_out, d_sum, *d_affine, n_rows, D, **_tile(D)
+    tile = _tile(D)
+    _backward[(min(WARPS // tile["num_warps"], triton.cdiv(n_rows, ROWS)),)](
+        x, y, weight, means, scales, d_out, d_sum, *d_affine, n_rows, D, **tile
     )
     return d_sum, d_affine
 

@@ -12,37 +12,46 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compressive.model.fused import HIDDEN, LOG2_E, Tile, _load, compiled_for
+from compressive.model.fused import HIDDEN, LOG2_E, Tile, _load, _load_slots, compiled_for
 from compressive.model.reconstruction import mean_over_lanes
 
 TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to
-    "compare": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3)},
-    "backward": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2)},
+    "compare": {64: (64, 64, 4, 3), 128: (128, 64, 8, 3)},
+    "backward": {64: (64, 64, 4, 3), 128: (32, 64, 4, 3)},
 }
 
 
 @triton.jit
 def _attend(
     q, slots_of, n, batch_stride, stride, seen, lane, head, H, scale,
-    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    FLAGS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """What queries attend to among slots, and the logarithm to base 2 of their sums of weights."""
+    """What queries attend to among slots, and the logarithm to base 2 of their sums of weights.
+
+    There are at most FLAGS slots. Where all of a lane's are seen, only the last few need a mask.
+    """
     key = slots_of + lane * batch_stride + head * BLOCK_K
+    flags = tl.arange(0, FLAGS)
+    every = tl.min((tl.load(seen + lane * n + flags, mask=flags < n, other=1) != 0).to(tl.int32), 0)
+    middle = every * (n // BLOCK_N * BLOCK_N)
     largest = tl.full([BLOCK_Q], HIDDEN, tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     sums = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    for at in range(0, n, BLOCK_N):
-        slots = at + tl.arange(0, BLOCK_N)
-        k = _load(key, slots, n, stride, BLOCK_K)
-        x = _load(key + H * BLOCK_K, slots, n, stride, BLOCK_K)
-        visible = tl.load(seen + lane * n + slots, mask=slots < n, other=0) != 0
-        scores = tl.where(visible[None, :], tl.dot(q, tl.trans(k), input_precision="ieee"), HIDDEN)
-        new_largest = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.math.exp2(scores * scale - (new_largest * scale)[:, None])
-        shrink = tl.math.exp2((largest - new_largest) * scale)
-        total = total * shrink + tl.sum(weights, 1)
-        sums = tl.dot(weights.to(x.dtype), x, sums * shrink[:, None], input_precision="ieee")
-        largest = new_largest
+    for masked in tl.static_range(2):
+        for at in range(middle if masked else 0, n if masked else middle, BLOCK_N):
+            slots = at + tl.arange(0, BLOCK_N)
+            k = _load_slots(key, slots, n, stride, masked, BLOCK_K)
+            x = _load_slots(key + H * BLOCK_K, slots, n, stride, masked, BLOCK_K)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+            if masked:
+                visible = tl.load(seen + lane * n + slots, mask=slots < n, other=0) != 0
+                scores = tl.where(visible[None, :], scores, HIDDEN)
+            new_largest = tl.maximum(largest, tl.max(scores, 1))
+            weights = tl.math.exp2(scores * scale - (new_largest * scale)[:, None])
+            shrink = tl.math.exp2((largest - new_largest) * scale)
+            total = total * shrink + tl.sum(weights, 1)
+            sums = tl.dot(weights.to(x.dtype), x, sums * shrink[:, None], input_precision="ieee")
+            largest = new_largest
     return sums / total[:, None], largest * scale + tl.math.log2(total)
 
 
@@ -50,16 +59,18 @@ def _attend(
 def _compare(
     query, old, new, seen_old, seen_new, difference, lse, delta, losses,
     H, T, n_old, n_new, query_batch, query_stride, old_batch, old_stride, new_batch, new_stride, scale, share,
-    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    FLAGS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The difference between attention to new and to old slots, and the mean of its squares over a lane."""
     lane_head = tl.program_id(1)
     lane, head = (lane_head // H).to(tl.int64), lane_head % H
     queries = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     q = _load(query + lane * query_batch + head * BLOCK_K, queries, T, query_stride, BLOCK_K)
-    target, _ = _attend(q, old, n_old, old_batch, old_stride, seen_old, lane, head, H, scale, BLOCK_Q, BLOCK_N, BLOCK_K)
+    target, _ = _attend(
+        q, old, n_old, old_batch, old_stride, seen_old, lane, head, H, scale, FLAGS, BLOCK_Q, BLOCK_N, BLOCK_K
+    )
     found, norm = _attend(
-        q, new, n_new, new_batch, new_stride, seen_new, lane, head, H, scale, BLOCK_Q, BLOCK_N, BLOCK_K
+        q, new, n_new, new_batch, new_stride, seen_new, lane, head, H, scale, FLAGS, BLOCK_Q, BLOCK_N, BLOCK_K
     )
     off = tl.where((queries < T)[:, None], found - target, 0.0)
     to = difference + (lane_head.to(tl.int64) * T + queries[:, None]) * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
@@ -126,7 +137,7 @@ def compare(
     _compare[(triton.cdiv(T, options["BLOCK_Q"]), B * H)](
         query, old, new, seen_old.contiguous(), seen_new.contiguous(), difference, lse, delta, losses,
         H, T, old.shape[1], new.shape[1], *query.stride()[:2], *old.stride()[:2], *new.stride()[:2], _scale(K),
-        1 / (T * H * K), **options,
+        1 / (T * H * K), FLAGS=triton.next_power_of_2(max(old.shape[1], new.shape[1])), **options,
     )  # fmt: skip
     return losses, difference, lse, delta
 

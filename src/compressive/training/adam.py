@@ -1,7 +1,7 @@
 """Clipping and Adam as one Triton kernel, for all parameters at once.
 
-Torch clips in a pass over all gradients, and then has a pass for Adam, which runs at two thirds of a GPU's bandwidth.
-Here gradients are scaled as they are read, and each number comes and goes once.
+Torch clips in a pass over all gradients, and then has one for Adam that runs below a GPU's bandwidth. Here gradients
+are scaled as they are read, and each number comes and goes once.
 
 A kernel that takes hundreds of tensors finds them by their addresses, in a table on the device. In a captured step the
 gradients stay where they are, and so the table does.
@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-BLOCK = 2048
+BLOCK = 1024
 """So many numbers are a program's."""
-WARPS = 8
+WARPS = 4
 WORD = tl.constexpr(16)
 """Bytes that are read at once, and to whose multiples addresses are aligned."""
 
@@ -28,8 +28,8 @@ def _tensor(address):
 
 
 @triton.jit
-def _update(addresses, shares, norms, factors, good, clip, beta1, beta2, epsilon, BLOCK: tl.constexpr):
-    """Clip and update a block of a parameter, unless the step was no good."""
+def _update(addresses, shares, norms, factors, good, clip, fading1, fading2, epsilon, BLOCK: tl.constexpr):
+    """Clip and update a block of a parameter, unless the step was no good; `fading` is one minus Adam's beta."""
     share = shares + 4 * tl.program_id(0)
     address, start, size = addresses + 4 * tl.load(share), tl.load(share + 1) * BLOCK, tl.load(share + 2)
     shrink = tl.minimum(clip / (tl.load(norms + tl.load(share + 3)) + 1e-6), 1.0)  # as torch clips
@@ -39,18 +39,18 @@ def _update(addresses, shares, norms, factors, good, clip, beta1, beta2, epsilon
             _tensor(address) + at, _tensor(address + 1) + at, _tensor(address + 2) + at, _tensor(address + 3) + at
         )  # fmt: skip
         if start + BLOCK <= size:  # without a mask numbers come four at a time
-            _update_block(parameter, gradient, mean, square, None, shrink, factors, beta1, beta2, epsilon)
+            _update_block(parameter, gradient, mean, square, None, shrink, factors, fading1, fading2, epsilon)
         else:
-            _update_block(parameter, gradient, mean, square, at < size, shrink, factors, beta1, beta2, epsilon)
+            _update_block(parameter, gradient, mean, square, at < size, shrink, factors, fading1, fading2, epsilon)
 
 
 @triton.jit
-def _update_block(parameter, gradient, mean, square, there, shrink, factors, beta1, beta2, epsilon):
+def _update_block(parameter, gradient, mean, square, there, shrink, factors, fading1, fading2, epsilon):
     g, p = tl.load(gradient, mask=there) * shrink, tl.load(parameter, mask=there)
     m, v = tl.load(mean, mask=there), tl.load(square, mask=there)
-    m += (g - m) * (1 - beta1)
-    v = v * beta2 + g * g * (1 - beta2)
-    p -= tl.load(factors) * m / (tl.sqrt(v) * tl.load(factors + 1) + epsilon)
+    m += (g - m) * fading1
+    v += (g * g - v) * fading2
+    p -= tl.div_rn(tl.load(factors) * m, tl.div_rn(tl.sqrt_rn(v), tl.load(factors + 1)) + epsilon)
     tl.store(mean, m, mask=there)
     tl.store(square, v, mask=there)
     tl.store(parameter, p, mask=there)
@@ -82,13 +82,13 @@ class ClippedAdam:
             for p, gradient, _ in updated
         ]
         steps = [state[p]["step"] for p, _, _ in updated]
-        torch._foreach_add_(steps, good.to(steps[0].dtype))
+        torch._foreach_add_(steps, [good.to(steps[0].dtype)] * len(steps))  # one for all would be asked for its value
         (beta1, beta2), taken = settings["betas"], steps[0].double()
-        factors = torch.stack([settings["lr"] / (1 - beta1**taken), (1 - beta2**taken).rsqrt()]).float()
+        factors = torch.stack([settings["lr"] / (1 - beta1**taken), (1 - beta2**taken).sqrt()]).float()
         shares = self._shares(tuple((p.numel(), group) for p, _, group in updated), good.device)
         _update[(len(shares),)](
             self._on_device(torch.tensor(addresses), good.device), shares, torch.stack(list(norms)), factors, good,
-            self.clip, beta1, beta2, settings["eps"], BLOCK=BLOCK, num_warps=WARPS,
+            self.clip, 1 - beta1, 1 - beta2, settings["eps"], BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
 
     def _shares(self, sizes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:

@@ -56,7 +56,7 @@ class Step:
         rate = torch.tensor(options.learning_rate, device=self.device) if self.captures else options.learning_rate
         self.optimiser = _optimiser(list(self.named.values()), rate, self.captures)
         self.clipped_adam = None
-        if self.captures and HAS_TRITON:
+        if self.device.type == "cuda" and options.parallel != "fsdp" and HAS_TRITON:
             from compressive.training.adam import ClippedAdam
 
             self.clipped_adam = ClippedAdam(self.optimiser, self.groups, options.clip)
