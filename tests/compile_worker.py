@@ -10,6 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from compressive.generation import fused_sampling
 from compressive.model import fused, fused_norm, fused_reconstruction, fused_step
 from compressive.training import adam
 
@@ -17,17 +18,17 @@ HOPPER, SHARED = GPUTarget("cuda", 90, 32), 227 * 1024
 TYPES = {  # of arguments, by name; sizes are i32
     "*bf16": (
         "query", "key", "value", "key_value", "d_key_value", "r", "near", "far", "out", "d_out", "d_scores", "d_query",
-        "new_key", "new_value", "old", "new", "difference", "d_new", "weight", "bias", "y",
+        "new_key", "new_value", "old", "new", "difference", "d_new", "weight", "bias", "y", "logits",
     ),
     "*fp16": ("scores",),
     "*fp32": (
         "lse", "delta", "usage", "d_r", "d_bias", "losses", "d_losses", "x", "norm_weight", "norm_bias", "residual",
         "content_bias", "near_bias", "far_bias", "attended", "maxima", "sums", "means", "scales", "d_sum", "d_weight",
-        "norms", "factors",
+        "norms", "factors", "noise",
     ),
     "*i1": ("valid", "open_lanes", "seen_old", "seen_new", "good"), "*u8": ("hidden",),
-    "*i32": ("segments",), "*i64": ("position", "addresses", "shares"),
-    "fp32": ("scale", "factor", "share", "epsilon", "clip", "fading1", "fading2"),
+    "*i32": ("segments",), "*i64": ("position", "addresses", "shares", "tokens"),
+    "fp32": ("scale", "factor", "share", "epsilon", "clip", "fading1", "fading2", "temperature", "top_p"),
 }  # fmt: skip
 KINDS = {name: kind for kind, names in TYPES.items() for name in names}
 
@@ -97,6 +98,8 @@ def steps(width):
         for yes in ((), ("NORM", "BIAS", "RELU"), ("RESIDUAL",), ("BIAS", "RESIDUAL", "RESIDUAL_NORM")):
             inner = 8 * width if "NORM" in yes else min(8 * width, fused_step.INNER)
             compiled(fused_step._linear, tile, INNER=inner, **sizes, **no | dict.fromkeys(yes, True))
+    for vocabulary in (256, fused_sampling.WIDEST):
+        compiled(fused_sampling._choose, {"BLOCK": vocabulary, "CHUNK": fused_sampling.CHUNK, "num_warps": 8})
 
 
 def training(width):

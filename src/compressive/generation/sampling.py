@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from compressive.model.attention import precise
+from compressive.model.attention import HAS_TRITON, precise
 
 
 def sample(
@@ -26,6 +26,12 @@ def choose(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float, t
 
     It is a race: a token that waits for noise / p comes first with probability p.
     """
+    if HAS_TRITON and logits.is_cuda:
+        from compressive.generation.fused_sampling import fits, fused_choose
+
+        if fits(logits):
+            check_sampling(temperature, top_p, top_k)
+            return fused_choose(logits, noise, temperature=temperature, top_p=top_p, top_k=top_k)
     kept = filter_logits(logits, temperature=temperature, top_p=top_p, top_k=top_k)
     return (kept.softmax(dim=-1) / noise).argmax(dim=-1)
 

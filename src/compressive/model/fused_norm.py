@@ -125,8 +125,12 @@ norm.register_autograd(_differentiate, setup_context=_keep)
 
 
 def fits(module: nn.LayerNorm, y: Tensor) -> bool:
-    """Whether the kernels can do it: on a GPU, with a weight in float32."""
-    return y.is_cuda and module.weight.dtype == torch.float32 and y.shape[-1] <= WIDEST
+    """Whether the kernels can do it: on a GPU, with a weight in float32.
+
+    In half precision only: programs add up in any order, and what is computed in float32 is to be the same again.
+    """
+    half = y.dtype in (torch.bfloat16, torch.float16)
+    return y.is_cuda and half and module.weight.dtype == torch.float32 and y.shape[-1] <= WIDEST
 
 
 def norm_of_sum(module: nn.LayerNorm, x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,56 @@
+"""Drawing as one kernel against torch's, in Triton's interpreter: the same tokens from the same noise."""
+
+import pytest
+import torch
+from attention_helpers import DEVICE
+
+from compressive.generation.sampling import choose, filter_logits
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+
+def drawn(V, kind, **settings):
+    """What both ways draw, and the logits and noise that they draw from; many logits are equal."""
+    from compressive.generation.fused_sampling import fused_choose
+
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(64, V)).round(decimals=1).to(kind).to(DEVICE)
+    noise = torch.empty(64, V, device=DEVICE).exponential_()
+    ours = fused_choose(logits, noise, **settings)
+    theirs = choose(logits.cpu(), noise.cpu(), **settings).to(DEVICE)  # torch's own way: on a CPU there is no other
+    return ours, theirs, logits
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
+@pytest.mark.parametrize("V", [1, 7, 64, 100])
+@pytest.mark.parametrize("settings", [
+    {"temperature": 1.0, "top_p": 1.0, "top_k": 0},
+    {"temperature": 0.7, "top_p": 0.83, "top_k": 0},
+    {"temperature": 1.3, "top_p": 1.0, "top_k": 5},
+    {"temperature": 1.0, "top_p": 0.61, "top_k": 9},
+    {"temperature": 0.0, "top_p": 0.9, "top_k": 0},
+], ids=["all", "nucleus", "top-k", "both", "most likely"])  # fmt: skip
+def test_the_same_tokens_are_drawn(V, kind, settings):
+    ours, theirs, _ = drawn(V, kind, **settings)
+    assert ours.dtype == theirs.dtype
+    assert ours.tolist() == theirs.tolist()
+
+
+def test_tokens_that_may_not_be_drawn_are_not_even_where_noise_favours_them():
+    from compressive.generation.fused_sampling import fused_choose
+
+    torch.manual_seed(0)
+    logits = torch.randn(200, 20, device=DEVICE)
+    kept = filter_logits(logits, top_p=0.5, top_k=6) > -torch.inf
+    noise = torch.where(kept, 1e6, 1e-6)  # what may not be drawn would win every race
+    tokens = fused_choose(logits, noise, temperature=1.0, top_p=0.5, top_k=6)
+    assert kept.gather(1, tokens[:, None]).all()
+
+
+def test_a_token_of_probability_zero_is_never_drawn():
+    from compressive.generation.fused_sampling import fused_choose
+
+    logits = torch.full((4, 8), -torch.inf, device=DEVICE)
+    logits[:, 3] = 1.0
+    noise = torch.ones(4, 8, device=DEVICE)
+    assert fused_choose(logits, noise, temperature=1.0, top_p=0.98, top_k=0).tolist() == [3] * 4
