@@ -262,15 +262,13 @@ def step_attention(
     positions for the distances 0 to N-1. Returns (B, H, K), and the attention weights (B, H, N), which faster ways of
     doing this may leave out.
     """
-    query = new.query
-    slot = (now.position + n_memory).view(-1, 1, 1, 1).expand(-1, query.shape[1], -1, query.shape[2])
+    query, (B, H, N, K) = new.query, key.shape
+    slot = (now.position + n_memory).view(-1, 1, 1, 1).expand(-1, H, -1, K)
     for slots, entering in ((key, new.key), (value, new.value)):
         slots.scatter_(2, slot, entering.unsqueeze(2).to(slots.dtype))
 
-    content = ((query + biases.content).unsqueeze(2) @ key.transpose(2, 3)).squeeze(2)
-
     def by_slot(bias: Tensor, table: Tensor, index: Tensor) -> Tensor:
-        by_distance = (query + bias).transpose(0, 1) @ table.transpose(1, 2)  # (H, B, N): one product for all lanes
+        by_distance = torch.bmm((query + bias).transpose(0, 1), table.mT)  # (H, B, N): one product for all lanes
         return by_distance.gather(2, index).transpose(0, 1)
 
     if positions.far is positions.near:
@@ -278,9 +276,11 @@ def step_attention(
     else:
         far = by_slot(biases.far, positions.far, now.distance[..., :n_compressed])
         position = torch.cat([far, by_slot(biases.near, positions.near, now.distance[..., n_compressed:])], dim=2)
-    scores = (precise(content) + precise(position)) / math.sqrt(query.shape[-1])
+    # Products of batches as they are: finding out what a product of four dimensions is takes a CPU as long again.
+    content = torch.bmm((query + biases.content).view(-1, 1, K), key.view(-1, N, K).mT).view(B, H, N)
+    scores = (precise(content) + precise(position)).div_(math.sqrt(K))
     weights = scores.masked_fill_(now.hidden.unsqueeze(1), -torch.inf).softmax(dim=-1)
-    return (weights.to(value.dtype).unsqueeze(2) @ value).squeeze(2), weights
+    return torch.bmm(weights.to(value.dtype).view(-1, 1, N), value.view(-1, N, K)).view(B, H, K), weights
 
 
 def precise(x: Tensor) -> Tensor:

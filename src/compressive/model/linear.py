@@ -23,7 +23,8 @@ class Linear(nn.Linear):
 
 def linear_relu(x: Tensor, linear: nn.Linear) -> Tensor:
     """The ReLU of a linear map with a bias."""
-    return _apply(x, linear.weight, linear.bias, relu=True) if x.is_cuda else F.relu(linear(x))
+    weight, bias = linear.weight, linear.bias
+    return _apply(x, weight, bias, relu=True) if x.is_cuda else F.relu(F.linear(x, weight, bias))
 
 
 def frozen_linear(x: Tensor, weight: Tensor, n_frozen: int) -> Tensor:

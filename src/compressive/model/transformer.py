@@ -90,13 +90,13 @@ class Layer(nn.Module):
 
     def mix(self, h: Tensor, attention: Tensor) -> Tensor:
         """Lines 7 and 12: skip connections, layer norms and the MLP."""
+        if self.training:
+            attention = self.dropout(attention)
         if self.pre_norm:
-            a = h + self.dropout(attention)
-            output: Tensor = a + self.dropout(self._mlp(self.mlp_norm(a)))
-        else:
-            a = self._norm_of_sum(self.attention_norm, h, self.dropout(attention))
-            output = self._norm_of_sum(self.mlp_norm, a, self.dropout(self._mlp(a)))
-        return output
+            a = h + attention
+            return a + self._mlp(self.mlp_norm(a))
+        a = self._norm_of_sum(self.attention_norm, h, attention)
+        return self._norm_of_sum(self.mlp_norm, a, self._mlp(a))
 
     @staticmethod
     def _norm_of_sum(norm: nn.LayerNorm, x: Tensor, y: Tensor) -> Tensor:
@@ -109,14 +109,16 @@ class Layer(nn.Module):
 
             if fused_norm.fits(norm, y):
                 return fused_norm.norm_of_sum(norm, x, y)
-        normed: Tensor = norm(x.to(norm.weight.dtype) + y)
+        weight = norm.weight
+        normed = torch.layer_norm(x.to(weight.dtype) + y, norm.normalized_shape, weight, norm.bias, norm.eps)
         return normed.to(y.dtype)
 
     def _mlp(self, x: Tensor) -> Tensor:
-        """The MLP, with its ReLU in the first product's kernel."""
+        """The MLP and the dropout after it, with its ReLU in the first product's kernel."""
         widen, _, dropout, narrow = self.mlp
         assert isinstance(widen, nn.Linear)
-        output: Tensor = narrow(dropout(linear_relu(x, widen)))
+        hidden = linear_relu(x, widen)
+        output: Tensor = self.dropout(narrow(dropout(hidden))) if self.training else narrow(hidden)
         return output
 
     def push(self, memory: LayerMemory, window: Tensor, segments: Segments | None, received: Tensor | None) -> Pushed:
@@ -313,7 +315,7 @@ class CompressiveTransformer(nn.Module):
         back = torch.arange(most - self.config.window, -self.config.window, -1, device=order.device)
         distance = (position[:, None] + back).clamp_(min=0).expand(self.config.n_heads, -1, -1)
         hidden = (order < start[:, None, None]) | (order > position[:, None, None])
-        h, inputs, caches = self.dropout(x), [], []
+        h, inputs, caches = x, [], []
         for layer, cache, unseen in zip(self.layers, state.layers, hidden.unbind(dim=1), strict=True):
             inputs.append(h)
             fewer = most - cache.key.shape[2]  # slots are aligned at their right end, where the window is
@@ -327,7 +329,7 @@ class CompressiveTransformer(nn.Module):
         )
         if state.room == 0:
             state = self._end_windows(state)
-        return self.dropout(self.final_norm(h)), state.owning()
+        return self.final_norm(h), state.owning()
 
     def _end_windows(self, state: DecodingState) -> DecodingState:
         """Push the windows of those lanes that have filled theirs."""
