@@ -302,6 +302,8 @@ def plot(rows: list[Row], size: str, to: Path) -> None:
         axes.bar_label(bars, [f"{row[key]:,.0f}" if key in row else "–" for row in rows], padding=3, fontsize=8)
         axes.invert_yaxis()
         axes.margins(x=0.18)
+        axes.locator_params(axis="x", nbins=4)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         plots.tidy(axes, f"{size}: {key}", grid="x")
     plots.save(drawn, to)
 

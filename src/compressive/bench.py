@@ -66,6 +66,8 @@ class Subject:
     """Its parameters, those together that are clipped together."""
     draw: Callable[[int, int], object] | None = None
     """Read a prompt that fills the memories, then draw for so many texts so many tokens."""
+    update: Callable[[], object] | None = None
+    """Clip and take the optimiser's step, where that is not torch's."""
     step: Callable[[], object] | None = None
     """Take a whole step, where that is more than its parts one after the other."""
 
@@ -114,6 +116,9 @@ def ours(config: RunConfig, device: torch.device) -> Subject:
         loss: Tensor = out.nll.mean() + out.compression_loss
         return loss
 
+    def update() -> None:
+        take.update(take.norms(), torch.ones((), dtype=torch.bool, device=device))
+
     def step() -> Tensor:
         return take(Windows(x[None], y[None], None), 0)
 
@@ -122,7 +127,7 @@ def ours(config: RunConfig, device: torch.device) -> Subject:
             for _ in generate(model, prompt, length, samples=batch):
                 pass
 
-    return Subject(forward, take.groups, draw, step)
+    return Subject(forward, take.groups, draw, update, step)
 
 
 def random_tokens(config: RunConfig, device: torch.device) -> Tensor:
@@ -146,7 +151,7 @@ def measure(subject: Subject, config: RunConfig, device: torch.device, steps: in
     comes once.
     """
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.train.precision == "bf16")
-    row = measure_training(autocast(subject.forward), subject.groups, device, steps)
+    row = measure_training(autocast(subject.forward), subject.groups, device, steps, subject.update)
     if subject.step is not None:
         row |= measure_steps(subject.step, device, steps)
     speed = row["tokens per second"] = config.train.batch * config.model.window / row["ms per step"] * 1e3
@@ -164,7 +169,11 @@ def measure(subject: Subject, config: RunConfig, device: torch.device, steps: in
 
 
 def measure_training(
-    forward: Callable[[], Tensor], groups: Sequence[list[nn.Parameter]], device: torch.device, steps: int
+    forward: Callable[[], Tensor],
+    groups: Sequence[list[nn.Parameter]],
+    device: torch.device,
+    steps: int,
+    update: Callable[[], object] | None = None,
 ) -> Row:
     """Milliseconds of a whole step and of its parts, medians over steps, and the most memory that was taken.
 
@@ -172,6 +181,13 @@ def measure_training(
     of the whole process.
     """
     optimiser = torch.optim.Adam([p for group in groups for p in group], lr=1e-5, fused=True)
+
+    def clip_and_step() -> None:
+        for group in groups:
+            clip_grad_norm_(group, 0.1)
+        optimiser.step()
+
+    update = update or clip_and_step
     marks: list[Any] = []
     for step in range(WARM_UP + steps):
         if step == WARM_UP:
@@ -183,9 +199,7 @@ def measure_training(
         marks.append(mark(device))
         loss.backward()
         marks.append(mark(device))
-        for group in groups:
-            clip_grad_norm_(group, 0.1)
-        optimiser.step()
+        update()
         optimiser.zero_grad(set_to_none=True)
         marks.append(mark(device))
     wait(device)

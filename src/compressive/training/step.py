@@ -52,11 +52,13 @@ class Step:
         # Bands of a vocabulary ask the device which tokens are theirs; gradients of many processes meet elsewhere.
         self.captures = self.device.type == "cuda" and options.cuda_graph and world.size == 1
         self.captures &= options.parallel != "fsdp" and not isinstance(model.embedding, AdaptiveEmbedding)
-        # A captured update reads its rate from the device.
-        rate = torch.tensor(options.learning_rate, device=self.device) if self.captures else options.learning_rate
-        self.optimiser = _optimiser(list(self.named.values()), rate, self.captures)
+        fused = self.device.type == "cuda" and options.parallel != "fsdp" and HAS_TRITON
+        # A captured update reads its rate from the device; so does our own, to be the same captured or not.
+        on_device = self.captures or fused
+        rate = torch.tensor(options.learning_rate, device=self.device) if on_device else options.learning_rate
+        self.optimiser = _optimiser(list(self.named.values()), rate, on_device)
         self.clipped_adam = None
-        if self.device.type == "cuda" and options.parallel != "fsdp" and HAS_TRITON:
+        if fused:
             from compressive.training.adam import ClippedAdam
 
             self.clipped_adam = ClippedAdam(self.optimiser, self.groups, options.clip)
@@ -118,7 +120,7 @@ class Step:
         # Whether the step is any good is decided on the device, for all processes.
         losses = torch.stack([task.detach(), compression.detach(), self.asked])
         task, compression, asked = self.world.mean(losses).unbind()
-        norms = self._norms()
+        norms = self.norms()
         good = finite = (task + compression).isfinite() & whole(norms[0]).isfinite() & whole(norms[1]).isfinite()
         self.memory = self.keep(memory.detach(), finite, self.memory)
         if accumulates:
@@ -128,8 +130,8 @@ class Step:
                 for parameter, total in zip(self.named.values(), self.totals, strict=True):
                     local(total).div_(self.counted.clamp(min=1))
                     parameter.grad = total
-                good, norms = self.counted > 0, self._norms()
-            self._update(norms, good)
+                good, norms = self.counted > 0, self.norms()
+            self.update(norms, good)
             if accumulates:
                 torch._foreach_zero_([local(total) for total in self.totals])
                 self.counted.zero_()
@@ -150,7 +152,7 @@ class Step:
             "memory": {name: self.world.by_lane(tensor) for name, tensor in self.memory.state_dict().items()},
         }
 
-    def _update(self, norms: list[Tensor], good: Tensor) -> None:
+    def update(self, norms: list[Tensor], good: Tensor) -> None:
         """Clip and take Adam's step, if all was good."""
         if self.clipped_adam is not None:
             self.clipped_adam(norms, good)
@@ -160,7 +162,8 @@ class Step:
         self.optimiser.found_inf = (~good).float()  # type: ignore[attr-defined]  # the fused kernel then does nothing
         self.optimiser.step()
 
-    def _norms(self) -> list[Tensor]:
+    def norms(self) -> list[Tensor]:
+        """The norm of each group's gradients."""
         gradients = [[p.grad for p in group if p.grad is not None] for group in self.groups]
         return [get_total_norm(group) if group else torch.zeros((), device=self.device) for group in gradients]
 
