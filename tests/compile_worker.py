@@ -99,7 +99,8 @@ def steps(width):
             inner = 8 * width if "NORM" in yes else min(8 * width, fused_step.INNER)
             compiled(fused_step._linear, tile, INNER=inner, **sizes, **no | dict.fromkeys(yes, True))
     for vocabulary in (256, fused_sampling.WIDEST):
-        compiled(fused_sampling._choose, {"BLOCK": vocabulary, "CHUNK": fused_sampling.CHUNK, "num_warps": 8})
+        tile = {"BLOCK": vocabulary, "CHUNK": fused_sampling.CHUNK, "num_warps": vocabulary // 32}
+        compiled(fused_sampling._choose, tile)
 
 
 def training(width):

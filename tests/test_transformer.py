@@ -322,3 +322,14 @@ def test_whoever_attaches_a_memory_gets_its_gradient(which):
         model(tokens, memory, targets=tokens).nll.sum().backward()
     assert leaf.grad is not None
     assert leaf.grad.abs().sum() > 0
+
+
+def test_a_norm_after_a_skip_connection_is_rounded_once_to_the_type_of_products():
+    torch.manual_seed(0)
+    layer = build(tiny_config(), dtype=torch.float32).trunk.layers[0]
+    x, y = 100 + torch.randn(2, 50, 8).bfloat16(), torch.randn(2, 50, 8).bfloat16()  # a rounded sum would lose y
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer._norm_of_sum(layer.attention_norm, x, y)
+        assert layer.mix(x, y).dtype == torch.bfloat16
+    assert torch.equal(found, layer.attention_norm(x.float() + y.float()).bfloat16())
+    assert not torch.equal(found, layer.attention_norm((x + y).float()).bfloat16())

@@ -315,7 +315,7 @@ class CompressiveTransformer(nn.Module):
         back = torch.arange(most - self.config.window, -self.config.window, -1, device=order.device)
         distance = (position[:, None] + back).clamp_(min=0).expand(self.config.n_heads, -1, -1)
         hidden = (order < start[:, None, None]) | (order > position[:, None, None])
-        h, inputs, caches = x, [], []
+        h, inputs, caches = self.dropout(x) if self.training else x, [], []
         for layer, cache, unseen in zip(self.layers, state.layers, hidden.unbind(dim=1), strict=True):
             inputs.append(h)
             fewer = most - cache.key.shape[2]  # slots are aligned at their right end, where the window is
@@ -329,7 +329,8 @@ class CompressiveTransformer(nn.Module):
         )
         if state.room == 0:
             state = self._end_windows(state)
-        return self.final_norm(h), state.owning()
+        h = self.final_norm(h)
+        return self.dropout(h) if self.training else h, state.owning()
 
     def _end_windows(self, state: DecodingState) -> DecodingState:
         """Push the windows of those lanes that have filled theirs."""
