@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from compressive.bench import kernel_times, median_seconds
-from compressive.model import fused
+from compressive.kernels import relative_attention as fused
 from compressive.model.attention import Biases, Positions, Projected, heads_of, relative_attention
 
 Times = dict[str, "float | dict[str, float]"]

@@ -31,7 +31,7 @@ import torch
 from compressive import bench
 from compressive.bench import Row
 from compressive.config import Attention, ModelConfig, RunConfig, TrainConfig
-from compressive.run import pick_device
+from compressive.runtime import pick_device
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def describe(line: Row) -> str:
 
 def plot(rows: list[Row], fits: list[Row], size: str, to: Path) -> None:
     """Draw points and lines: a column for each sweep, a row for each figure."""
-    from compressive.analysis import plots
+    from compressive import plotting as plots
 
     drawn = plots.figure(10, 7)
     sweeps = list(dict.fromkeys(row["sweep"] for row in rows))

@@ -16,7 +16,7 @@ from peers import SIZES
 
 from compressive import bench
 from compressive.config import RunConfig, TrainConfig
-from compressive.run import pick_device
+from compressive.runtime import pick_device
 
 DRAWN = 64
 """Tokens that are drawn, beyond the first."""

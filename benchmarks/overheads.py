@@ -21,12 +21,13 @@ import torch
 
 from compressive.bench import median_seconds, wait
 from compressive.config import RunConfig
+from compressive.distributed import World
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
-from compressive.parallel import World
-from compressive.run import pick_device
-from compressive.training import checkpoint, loop
-from compressive.training.metrics import Recorder
+from compressive.runs import checkpoint
+from compressive.runtime import pick_device
+from compressive.training import loop
+from compressive.training.recorder import Recorder
 from compressive.training.step import Step, Windows
 
 

@@ -24,7 +24,7 @@ from torch.nn.attention.bias import causal_lower_right
 from compressive import bench
 from compressive.bench import Row, Subject, prompt_windows, random_tokens
 from compressive.config import ModelConfig, RunConfig, TrainConfig
-from compressive.run import pick_device
+from compressive.runtime import pick_device
 
 SIZES = {
     "tiny": (
@@ -292,7 +292,7 @@ ROWS: dict[str, Callable[[RunConfig, torch.device], Subject]] = {
 
 def plot(rows: list[Row], size: str, to: Path) -> None:
     """Draw a bar for every row and figure."""
-    from compressive.analysis import plots
+    from compressive import plotting as plots
 
     keys = [key for key in KEYS if any(key in row for row in rows)]
     drawn = plots.figure(4.2 * len(keys), 0.9 + 0.32 * len(rows))

@@ -16,7 +16,7 @@ import torch
 from attention import timed
 from torch import Tensor
 
-from compressive.model.fused_reconstruction import fused_reconstruction
+from compressive.kernels.reconstruction import fused_reconstruction
 from compressive.model.reconstruction import attention_reconstruction
 
 SIZES = {  # lanes, heads, window, evicted, rate, width of a head

@@ -18,13 +18,12 @@ from pathlib import Path
 import torch
 
 from compressive.bench import wait, write_results
-from compressive.rl.actor import Actor
-from compressive.rl.agent import Agent
-from compressive.rl.config import AgentRun
-from compressive.rl.learner import Learner
-from compressive.rl.rooms import Rooms
-from compressive.run import pick_device
-from compressive.training.loop import peak_gib
+from compressive.config.agent import AgentRun
+from compressive.rl.acting import Actor
+from compressive.rl.agent.agent import Agent
+from compressive.rl.env.rooms import Rooms
+from compressive.rl.learning import Learner
+from compressive.runtime import peak_gib, pick_device
 
 PUBLISHED = 417
 

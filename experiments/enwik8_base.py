@@ -25,10 +25,11 @@ from compressive.config import RunConfig
 from compressive.data.corpus import Lanes
 from compressive.data.prepare import prepare
 from compressive.evaluation.score import score
-from compressive.generation.generate import generate
-from compressive.run import Run
-from compressive.trained import Trained
-from compressive.training.loop import describe_environment, train
+from compressive.inference.generate import generate
+from compressive.runs.run import Run
+from compressive.runs.trained import Trained
+from compressive.runtime import describe_environment
+from compressive.training.loop import train
 
 
 def main() -> int:

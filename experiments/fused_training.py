@@ -19,9 +19,10 @@ import torch
 from compressive.config import RunConfig
 from compressive.data.corpus import Lanes
 from compressive.data.prepare import prepare
-from compressive.run import Run, pick_device
-from compressive.trained import Trained
-from compressive.training.loop import describe_environment, train
+from compressive.runs.run import Run
+from compressive.runs.trained import Trained
+from compressive.runtime import describe_environment, pick_device
+from compressive.training.loop import train
 
 WAYS = {"readable, eager": ("readable", False), "fused, compiled": ("fused", True)}
 

@@ -20,13 +20,12 @@ from typing import Any
 
 from compressive.cli.rl.train import FIXED
 from compressive.cli.train import begin
-from compressive.rl.config import AgentRun
+from compressive.config.agent import AgentRun
 from compressive.rl.evaluate import evaluate
+from compressive.rl.loop import curve, train
 from compressive.rl.open import open_player
 from compressive.rl.run import AgentFolder
-from compressive.rl.train import curve, train
-from compressive.run import pick_device
-from compressive.training.loop import describe_environment
+from compressive.runtime import describe_environment, pick_device
 
 
 def main() -> int:
@@ -125,7 +124,7 @@ def report(run: AgentFolder, episodes: int) -> dict[str, object]:
 
 def draw_figure(results: dict[str, Any], path: Path) -> None:
     """Return and choices of an episode over steps: of every stretch that was logged, and five of them averaged."""
-    from compressive.analysis.plots import figure, save, tidy
+    from compressive.plotting import figure, save, tidy
 
     rows = [row for row in results["curve"] if row["episodes"]]
     steps = [row["step"] / 1e6 for row in rows]

@@ -33,17 +33,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from compressive.architectures import build_model
 from compressive.config import RunConfig
 from compressive.data.corpus import Corpus
+from compressive.data.speech.audio import write_wav
+from compressive.data.speech.codes import RATE
 from compressive.evaluation.score import score
-from compressive.generation.generate import generate
-from compressive.model.build import build_model
-from compressive.run import Run, pick_device
-from compressive.speech.audio import write_wav
-from compressive.speech.codes import RATE
+from compressive.inference.generate import generate
+from compressive.runs.run import Run
+from compressive.runs.trained import Trained
+from compressive.runtime import describe_environment, pick_device
 from compressive.speech.floors import floors
-from compressive.trained import Trained
-from compressive.training.loop import FINISHED, INTERRUPTED, describe_environment, train
+from compressive.training.loop import FINISHED, INTERRUPTED, train
 
 MODELS = {"compressive": "{}", "transformer-xl": "{}-txl", "wavenet": "{}-wavenet"}
 """Name in the results, and preset of a family."""
@@ -308,7 +309,7 @@ def evaluate(options: argparse.Namespace, corpus: Corpus, name: str, deadline: f
 
 def draw_figure(results: dict[str, Any], path: Path) -> None:
     """Test bits per sample over updates and over seconds of training, as the paper's figure has them."""
-    from compressive.analysis.plots import figure, save, tidy
+    from compressive.plotting import figure, save, tidy
 
     colours = {"compressive": "#c8553d", "transformer-xl": "#2f6690", "wavenet": "#8a9ba8"}
     drawn = figure(9, 3.6)

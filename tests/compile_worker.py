@@ -10,9 +10,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from compressive.generation import fused_sampling
-from compressive.model import fused, fused_norm, fused_reconstruction, fused_step
-from compressive.training import adam
+from compressive.kernels import adam
+from compressive.kernels import add_norm as fused_norm
+from compressive.kernels import reconstruction as fused_reconstruction
+from compressive.kernels import relative_attention as fused
+from compressive.kernels import relative_attention_step as fused_step
+from compressive.kernels import sampling as fused_sampling
 
 HOPPER, SHARED = GPUTarget("cuda", 90, 32), 227 * 1024
 TYPES = {  # of arguments, by name; sizes are i32

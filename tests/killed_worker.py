@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from compressive.cli import leave, main
-from compressive.training.checkpoint import Saver
+from compressive.runs.checkpoint import Saver
 
 fatal_step, victim = map(int, sys.argv[1:3])
 save = Saver.save

@@ -12,9 +12,10 @@ import torch
 from compressive import CompressiveLM
 from compressive.cli import guarded, leave
 from compressive.config import RunConfig
-from compressive.parallel import World, join
-from compressive.run import Run
-from compressive.training import checkpoint, loop, step
+from compressive.distributed import World, join
+from compressive.runs import checkpoint
+from compressive.runs.run import Run
+from compressive.training import loop, step
 
 
 class FaultyOnOne(CompressiveLM):

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compressive.rl.actor import Actor
-from compressive.rl.agent import Agent
-from compressive.rl.config import AgentRun
-from compressive.rl.rooms import Rooms
-from compressive.rl.task import Task, build_task
+from compressive.config.agent import AgentRun
+from compressive.rl.acting import Actor
+from compressive.rl.agent.agent import Agent
+from compressive.rl.env.rooms import Rooms
+from compressive.rl.env.task import Task, build_task
 
 CPU = torch.device("cpu")
 COMPRESSIONS = ["max", "mean", "conv", "dilated", "most_used", "gru", "attention"]

@@ -8,7 +8,7 @@ import soundfile
 
 from compressive.config import DataConfig, ModelConfig, RunConfig, TrainConfig, WaveNetConfig
 from compressive.data.corpus import Clip, Corpus, write_corpus
-from compressive.speech.codes import MuLawTokenizer, PCMTokenizer
+from compressive.data.speech.codes import MuLawTokenizer, PCMTokenizer
 
 
 def tone(seconds: float, rate: int = 24_000, hertz: float = 440.0, loud: float = 0.3) -> np.ndarray:

@@ -10,7 +10,7 @@ from training_helpers import command
 
 from compressive.cli import COMMANDS, guarded, main
 from compressive.config import RunConfig, preset_names
-from compressive.rl.config import AgentRun
+from compressive.config.agent import AgentRun
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["help"]])

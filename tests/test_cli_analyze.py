@@ -13,7 +13,7 @@ from compressive.cli import main
 from compressive.data.corpus import write_corpus
 from compressive.data.tokenizer import WordTokenizer
 from compressive.model.language_model import CompressiveLM
-from compressive.training import checkpoint
+from compressive.runs import checkpoint
 
 FEW = ["--tokens", "400", "--lanes", "4"]
 

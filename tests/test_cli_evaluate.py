@@ -16,9 +16,9 @@ from compressive import cli
 from compressive.data.corpus import write_corpus
 from compressive.data.tokenizer import WordTokenizer
 from compressive.evaluation.score import score
-from compressive.run import Run
-from compressive.trained import Trained
-from compressive.training import checkpoint
+from compressive.runs import checkpoint
+from compressive.runs.run import Run
+from compressive.runs.trained import Trained
 
 
 def model_of(run):

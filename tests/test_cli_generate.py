@@ -9,11 +9,11 @@ import torch
 from training_helpers import make_run, tiny_corpus, tiny_run_config
 
 from compressive.cli import main
-from compressive.generation import generate as generation
+from compressive.inference import generate as generation
 from compressive.model.language_model import CompressiveLM
-from compressive.run import Run
-from compressive.trained import Trained
-from compressive.training import checkpoint
+from compressive.runs import checkpoint
+from compressive.runs.run import Run
+from compressive.runs.trained import Trained
 
 
 @pytest.fixture(scope="module")

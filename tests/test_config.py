@@ -9,8 +9,8 @@ import torch
 from helpers import tiny_config
 
 from compressive import CompressiveLM, ModelConfig
+from compressive.architectures import build_model
 from compressive.config import RunConfig, WaveNetConfig, load_preset, preset_names
-from compressive.model.build import build_model
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_the_readme_s_commands_are_understood(line, tmp_path, monkeypatch):
     done = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("compressive.training.loop.train", lambda run, world: done.append(run) or 0)
-    monkeypatch.setattr("compressive.rl.train.train", lambda run: done.append(run) or 0)
+    monkeypatch.setattr("compressive.rl.loop.train", lambda run: done.append(run) or 0)
     for module, function in (
         ("evaluate", "evaluate"),
         ("generate", "generate"),

@@ -9,10 +9,11 @@ from helpers import COMPRESSIONS, TRAINABLE, build
 from training_helpers import tiny_corpus, tiny_run_config
 
 from compressive.evaluation.score import LONG, score
-from compressive.evaluation.sweep import PlotError, Reading, combinations, parse_sizes, plot, sweep
-from compressive.run import Run
-from compressive.trained import Trained
-from compressive.training import checkpoint
+from compressive.evaluation.sweep import Reading, combinations, parse_sizes, plot, sweep
+from compressive.plotting import PlotError
+from compressive.runs import checkpoint
+from compressive.runs.run import Run
+from compressive.runs.trained import Trained
 
 
 @pytest.fixture(scope="module")

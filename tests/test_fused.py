@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 @pytest.fixture
 def fused(monkeypatch):
     """The kernels; interpreted where there is no GPU, see conftest.py."""
-    from compressive.model import fused
+    from compressive.kernels import relative_attention as fused
 
     monkeypatch.setattr(fused, "TILES", {kernel: {128: (16, 16, 4, 1)} for kernel in fused.TILES})  # more in less time
     monkeypatch.setattr(fused, "ALIGNED", 16)

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 @pytest.fixture
 def fused_norm(monkeypatch):
     """The module; interpreted where there is no GPU, see conftest.py."""
-    from compressive.model import fused_norm
+    from compressive.kernels import add_norm as fused_norm
 
     monkeypatch.setattr(fused_norm, "WARPS", 3)  # so that each has several rows
     return fused_norm

@@ -12,7 +12,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 @pytest.fixture
 def fused(monkeypatch):
     """The kernels; interpreted where there is no GPU, see conftest.py."""
-    from compressive.model import fused_reconstruction
+    from compressive.kernels import reconstruction as fused_reconstruction
 
     small = {kernel: {128: (16, 16, 4, 1)} for kernel in fused_reconstruction.TILES}
     monkeypatch.setattr(fused_reconstruction, "TILES", small)

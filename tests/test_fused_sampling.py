@@ -4,14 +4,14 @@ import pytest
 import torch
 from attention_helpers import DEVICE
 
-from compressive.generation.sampling import choose, filter_logits
+from compressive.inference.sampling import choose, filter_logits
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 
 def drawn(V, kind, **settings):
     """What both ways draw, and the logits and noise that they draw from; many logits are equal."""
-    from compressive.generation.fused_sampling import fused_choose
+    from compressive.kernels.sampling import fused_choose
 
     torch.manual_seed(0)
     logits = (3 * torch.randn(64, V)).round(decimals=1).to(kind).to(DEVICE)
@@ -37,7 +37,7 @@ def test_the_same_tokens_are_drawn(V, kind, settings):
 
 
 def test_tokens_that_may_not_be_drawn_are_not_even_where_noise_favours_them():
-    from compressive.generation.fused_sampling import fused_choose
+    from compressive.kernels.sampling import fused_choose
 
     torch.manual_seed(0)
     logits = torch.randn(200, 20, device=DEVICE)
@@ -48,7 +48,7 @@ def test_tokens_that_may_not_be_drawn_are_not_even_where_noise_favours_them():
 
 
 def test_a_token_of_probability_zero_is_never_drawn():
-    from compressive.generation.fused_sampling import fused_choose
+    from compressive.kernels.sampling import fused_choose
 
     logits = torch.full((4, 8), -torch.inf, device=DEVICE)
     logits[:, 3] = 1.0

@@ -5,7 +5,7 @@ import torch
 from helpers import build, random_tokens, tiny_config
 from torch import nn
 
-from compressive.generation.stepper import for_steps
+from compressive.inference.fast_decoder import for_steps
 from compressive.model.attention import Biases, Now, OnePosition, Positions, step_attention
 from compressive.model.transformer import Layer, finish_step
 
@@ -23,7 +23,7 @@ SHAPES = {  # B, H, C, M, T, K
 @pytest.fixture
 def fused():
     """The kernels; interpreted where there is no GPU, see conftest.py."""
-    from compressive.model import fused_step
+    from compressive.kernels import relative_attention_step as fused_step
 
     return fused_step
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from helpers import build, live_bytes, random_tokens, run_windows, tiny_config, windows_of
 
-from compressive.generation.generate import generate, prime
-from compressive.generation.sampling import sample
+from compressive.inference.generate import generate, prime
+from compressive.inference.sampling import sample
 
 
 def windowed_logits(model, tokens):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressive.generation.sampling import filter_logits, sample
+from compressive.inference.sampling import filter_logits, sample
 
 
 def allowed_by_hand(logits, temperature, top_p, top_k):

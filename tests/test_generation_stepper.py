@@ -6,9 +6,9 @@ from helpers import build, random_tokens, tiny_config
 
 from compressive import DecodingState
 from compressive.config import TrainConfig
-from compressive.generation import generate as generation
-from compressive.generation.stepper import Stepper, capture_for, for_steps
-from compressive.parallel import World
+from compressive.distributed import World
+from compressive.inference import generate as generation
+from compressive.inference.fast_decoder import Stepper, capture_for, for_steps
 
 
 def as_captured(function):

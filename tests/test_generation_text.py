@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from compressive.data.tokenizer import BPETokenizer, ByteTokenizer, WordTokenizer
-from compressive.generation.text import TextStream, encode_prompt
+from compressive.inference.text import TextStream, encode_prompt
 
 TEXT = "Ein Mädchen liest — 本を.\nThe cat sat.\n\nThe end\n"
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from compressive.model.linear import Linear, _apply, autocasted, frozen_linear, linear_relu
+from compressive.kernels.linear import Linear, _apply, autocasted, frozen_linear, linear_relu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

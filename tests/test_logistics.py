@@ -8,7 +8,7 @@ import torch
 from helpers import tiny_config
 
 from compressive import CompressiveLM
-from compressive.model.logistics import LEAST_LOG_SCALE, LogisticMixture
+from compressive.model.mixture import LEAST_LOG_SCALE, LogisticMixture
 
 
 def head_with(means, log_scales, vocab_size=65_536, dtype=torch.float64):

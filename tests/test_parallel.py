@@ -12,8 +12,9 @@ import pytest
 from torch.distributed import TCPStore
 from training_helpers import flags, tiny_corpus, tiny_run_config
 
-from compressive.parallel import World
-from compressive.training import checkpoint, loop
+from compressive.distributed import World
+from compressive.runs import checkpoint
+from compressive.training import loop
 
 WORKER = Path(__file__).with_name("parallel_worker.py")
 LONG = 40
@@ -129,7 +130,7 @@ def test_lanes_that_cannot_be_shared_are_refused():
 
 
 def test_fsdp_needs_torchrun(data_dir, tmp_path):
-    from compressive.run import Run
+    from compressive.runs.run import Run
 
     with pytest.raises(ValueError, match="parallel='fsdp': expected torchrun"):
         loop.train(Run.create(tmp_path / "run", config_of(data_dir, parallel="fsdp")))
@@ -213,8 +214,8 @@ def killed_saves(folder, times, seed):
     code = f"""
         import os, random, signal, sys, time, torch, warnings
         from pathlib import Path
-        from compressive.parallel import World
-        from compressive.training import checkpoint
+        from compressive.distributed import World
+        from compressive.runs import checkpoint
 
         folder, draw, last = Path({str(folder)!r}), random.Random({seed}), 0
         tensors = {{str(i): torch.zeros(100_000) for i in range(10)}}

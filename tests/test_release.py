@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from training_helpers import command, tiny_corpus, tiny_run_config
 
-from compressive.run import Run
-from compressive.trained import Trained
+from compressive.runs.run import Run
+from compressive.runs.trained import Trained
 from compressive.training import loop
 
 

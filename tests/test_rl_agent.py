@@ -7,8 +7,8 @@ import torch
 from rl_helpers import COMPRESSIONS, build, tiny_agent_run
 from torch.nn import functional as F
 
-from compressive.rl.agent import Agent
-from compressive.rl.networks import ResNet
+from compressive.rl.agent.agent import Agent
+from compressive.rl.agent.networks import ResNet
 
 CORES = [
     *({"agent": {"core": core}} for core in ("txl", "lstm", "none")),

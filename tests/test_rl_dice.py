@@ -2,7 +2,7 @@
 
 import torch
 
-from compressive.rl import dice
+from compressive.rl.env import prng as dice
 
 
 def test_they_are_uniform():

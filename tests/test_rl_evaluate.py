@@ -6,13 +6,13 @@ import torch
 from PIL import Image
 from rl_helpers import CPU, build, tiny_agent_run
 
-from compressive.rl.config import TaskConfig
+from compressive.config.agent import TaskConfig
+from compressive.rl.env.rooms import Rooms
+from compressive.rl.env.task import Transition, build_task
 from compressive.rl.evaluate import Evaluation, evaluate
 from compressive.rl.open import open_player
-from compressive.rl.players import AgentPlayer, OraclePlayer, RandomPlayer
-from compressive.rl.rooms import Rooms
-from compressive.rl.task import Transition, build_task
-from compressive.rl.watch import watch, write
+from compressive.rl.policies import AgentPlayer, OraclePlayer, RandomPlayer
+from compressive.rl.video import watch, write
 
 
 class Uneven:

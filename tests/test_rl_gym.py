@@ -9,10 +9,10 @@ import torch
 from gymnasium.utils.env_checker import check_env
 from rl_helpers import CPU, build, tiny_agent_run
 
-import compressive.rl.gym
-from compressive.rl.adapter import GymnasiumTask
-from compressive.rl.config import TaskConfig
-from compressive.rl.learner import Learner
+import compressive.rl.env.gym
+from compressive.config.agent import TaskConfig
+from compressive.rl.env.adapter import GymnasiumTask
+from compressive.rl.learning import Learner
 
 SMALL = {"width": 16, "height": 12}
 
@@ -43,7 +43,7 @@ def test_the_single_one_is_made_by_its_id_and_plays_episodes():
 
 def test_the_vector_one_is_made_by_its_id_and_is_the_tensor_program():
     lanes = gymnasium.make_vec("compressive/Rooms-v0", num_envs=5, **SMALL, seconds=1.0)
-    assert isinstance(lanes.unwrapped, compressive.rl.gym.RoomsVectorEnv)
+    assert isinstance(lanes.unwrapped, compressive.rl.env.gym.RoomsVectorEnv)
     assert lanes.metadata["autoreset_mode"] == gymnasium.vector.AutoresetMode.SAME_STEP
     first, _ = lanes.reset(seed=4)
     assert lanes.observation_space.contains(first)
@@ -80,7 +80,7 @@ gymnasium.register("tests/Corridor-v0", entry_point=Corridor)
 
 
 def test_any_id_with_pictures_can_be_played():
-    ours = GymnasiumTask(TaskConfig("compressive.rl.gym:compressive/Rooms-v0", lanes=2), 0, CPU)
+    ours = GymnasiumTask(TaskConfig("compressive.rl.env.gym:compressive/Rooms-v0", lanes=2), 0, CPU)
     assert (ours.observation_shape, ours.n_actions) == ((72, 96, 3), 9)
     task = GymnasiumTask(TaskConfig("tests/Corridor-v0", lanes=3), 0, CPU)
     assert (task.observation_shape, task.n_actions) == ((6, 8, 1), 2)

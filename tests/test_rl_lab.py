@@ -9,9 +9,9 @@ import torch
 from gymnasium.utils.env_checker import check_env
 from rl_helpers import CPU
 
-from compressive.rl.config import TaskConfig
-from compressive.rl.lab import ACTIONS, FIELDS, LabEnv
-from compressive.rl.task import build_task
+from compressive.config.agent import TaskConfig
+from compressive.rl.env.dmlab import ACTIONS, FIELDS, LabEnv
+from compressive.rl.env.task import build_task
 
 LEVEL = "contributed/dmlab30/rooms_select_nonmatching_object"
 

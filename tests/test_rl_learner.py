@@ -8,7 +8,7 @@ import torch
 from rl_helpers import CPU, build, tiny_agent_run
 from torch.nn import functional as F
 
-from compressive.rl.learner import FIGURES, Learner, shaped
+from compressive.rl.learning import FIGURES, Learner, shaped
 from compressive.rl.vtrace import vtrace
 
 

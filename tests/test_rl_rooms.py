@@ -7,12 +7,12 @@ import pytest
 import torch
 from rl_helpers import actions, place
 
-from compressive.rl import layout
-from compressive.rl.config import TaskConfig
+from compressive.config.agent import TaskConfig
+from compressive.rl.env import map as layout
+from compressive.rl.env.objects import COUNT, pictures
+from compressive.rl.env.rooms import CORRIDOR, FIRST, RANDOM, SECOND, Rooms, human_normalised
 from compressive.rl.evaluate import evaluate
-from compressive.rl.objects import COUNT, pictures
-from compressive.rl.players import OraclePlayer, RandomPlayer
-from compressive.rl.rooms import CORRIDOR, FIRST, RANDOM, SECOND, Rooms, human_normalised
+from compressive.rl.policies import OraclePlayer, RandomPlayer
 
 FORWARD, BACK, STRAFE_LEFT, STRAFE_RIGHT, LEFT, RIGHT, FORWARD_LEFT, FORWARD_RIGHT, FIRE = range(9)
 

@@ -16,11 +16,11 @@ from training_helpers import command, flags
 
 from compressive.cli import main
 from compressive.config import preset_names
-from compressive.rl import train as room
-from compressive.rl.config import AgentConfig, AgentRun, LearnConfig, TaskConfig
+from compressive.config.agent import AgentConfig, AgentRun, LearnConfig, TaskConfig
+from compressive.rl import loop as room
+from compressive.rl.loop import curve, scores, train
 from compressive.rl.run import AgentFolder
-from compressive.rl.train import curve, scores, train
-from compressive.training import checkpoint
+from compressive.runs import checkpoint
 from compressive.training.loop import DivergedError
 
 
@@ -72,7 +72,7 @@ def test_a_budget_of_minutes_ends_a_run_that_can_go_on(tmp_path, capsys):
 
 def test_what_is_never_finite_stops_the_run(tmp_path, monkeypatch):
     run = start(tmp_path / "run", tiny_agent_run())
-    monkeypatch.setattr("compressive.rl.learner.shaped", lambda reward, *_: reward * torch.nan)
+    monkeypatch.setattr("compressive.rl.learning.shaped", lambda reward, *_: reward * torch.nan)
     with pytest.raises(DivergedError, match="no finite loss or gradient for 3 updates in a row"):
         train(run)
 
@@ -190,9 +190,9 @@ def test_two_actors_apart(tmp_path, monkeypatch):
 
 def assert_some_act_with_older_weights(run):
     """With an update after each unroll, the process that is second to send one has played it with the first weights."""
-    from compressive.rl.agent import Agent
-    from compressive.rl.learner import FIGURES, Learner
-    from compressive.rl.remote import CPU, RemoteActors, task_shapes
+    from compressive.rl.agent.agent import Agent
+    from compressive.rl.learning import FIGURES, Learner
+    from compressive.rl.ray_actors import CPU, RemoteActors, task_shapes
 
     agent = Agent(run, *task_shapes(run))
     source, learner = RemoteActors(run, agent, CPU), Learner(agent, run.train, CPU)
@@ -252,8 +252,8 @@ class Ray:
 
 def remote_actors(monkeypatch, ray):
     """Two actors apart, by the stand-in, and what was warned of."""
-    from compressive.rl import remote
-    from compressive.rl.agent import Agent
+    from compressive.rl import ray_actors as remote
+    from compressive.rl.agent.agent import Agent
 
     run, warned = tiny_agent_run(train={"actors": 2, "batch": 3}), []
     monkeypatch.setattr(remote, "ray", ray)

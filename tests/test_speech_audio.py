@@ -8,7 +8,7 @@ import pytest
 import soundfile
 from speech_helpers import tone, write_sound
 
-from compressive.speech import audio
+from compressive.data.speech import audio
 
 
 def read(path, **bounds):

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 from speech_helpers import tone, write_sound
 
-from compressive.speech.audio import UnusableError
-from compressive.speech.clips import EMBEDDED, PUBLISHED_SPEECH, find_clips, find_published
+from compressive.data.speech.audio import UnusableError
+from compressive.data.speech.clips import EMBEDDED, PUBLISHED_SPEECH, find_clips, find_published
 
 SHARES = (0.8, 0.1, 0.1)
 

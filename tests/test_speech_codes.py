@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from compressive.data.speech.codes import MuLawTokenizer, PCMTokenizer, mu_law_amplitudes, mu_law_edges
 from compressive.data.tokenizer import load_tokenizer
-from compressive.speech.codes import MuLawTokenizer, PCMTokenizer, mu_law_amplitudes, mu_law_edges
 
 EVERY = np.arange(-32768, 32768).astype("<i2").tobytes()
 

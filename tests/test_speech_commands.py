@@ -9,17 +9,18 @@ import torch
 from speech_helpers import tiny_speech, tiny_speech_config, tiny_wavenet, tone, write_sound
 from training_helpers import command, make_run
 
+from compressive.architectures import build_model
 from compressive.cli import main
 from compressive.config import ModelConfig, RunConfig
 from compressive.data.corpus import Corpus, Lanes
+from compressive.data.speech.audio import read_wav
 from compressive.evaluation.score import score
-from compressive.generation.generate import generate
-from compressive.model.build import build_model
-from compressive.run import Run
+from compressive.inference.generate import generate
+from compressive.runs import checkpoint
+from compressive.runs.run import Run
+from compressive.runs.trained import Trained
 from compressive.speech import floors
-from compressive.speech.audio import read_wav
-from compressive.trained import Trained
-from compressive.training import checkpoint, loop
+from compressive.training import loop
 
 TRANSFORMER = {
     "vocab_size": 256, "n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 32, "window": 40, "memory_size": 40,

@@ -8,8 +8,8 @@ from speech_helpers import tiny_speech, tone
 
 from compressive.data.corpus import Corpus
 from compressive.data.prepare import prepare
+from compressive.data.speech.codes import MuLawTokenizer, mu_law_edges
 from compressive.speech import floors
-from compressive.speech.codes import MuLawTokenizer, mu_law_edges
 
 REAL = Path(__file__).parent.parent.parent / "shared" / "data" / "speech" / "callie"
 

@@ -11,8 +11,8 @@ from speech_helpers import tone, write_sound
 
 from compressive.cli import main
 from compressive.data.corpus import Corpus, SplitInfo
-from compressive.speech.audio import read_wav
-from compressive.speech.codes import MuLawTokenizer
+from compressive.data.speech.audio import read_wav
+from compressive.data.speech.codes import MuLawTokenizer
 
 REAL = Path(__file__).parent.parent.parent / "shared" / "data" / "speech" / "callie"
 
@@ -134,7 +134,7 @@ def test_published_speech_is_fetched_and_checked(tmp_path, monkeypatch, capsys):
         asked.append((url, sha256))
         raise OSError("no network here")
 
-    monkeypatch.setattr("compressive.speech.prepare.download", fetch)
+    monkeypatch.setattr("compressive.data.speech.prepare.download", fetch)
     assert prepare("ljspeech", "--data-dir", tmp_path) == 2
     assert asked == [
         (
@@ -167,7 +167,7 @@ def test_callie(tmp_path):
 
 def test_a_wav_of_our_own_can_be_prepared_again(tmp_path):
     tokenizer = MuLawTokenizer()
-    from compressive.speech.audio import write_wav
+    from compressive.data.speech.audio import write_wav
 
     codes = np.random.default_rng(0).integers(0, 256, 5000)
     for i, split in enumerate(("train", "valid", "test")):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from speech_helpers import tiny_wavenet
 
+from compressive.architectures import build_model
 from compressive.config import ModelConfig, RunConfig, WaveNetConfig
-from compressive.model.build import build_model
 from compressive.speech.wavenet import WaveNetMemory, WaveNetState
 
 

@@ -14,7 +14,7 @@ SIZES = ((3, 5), (1,), (40, 7), (64,)), ((16, 16), (2, 3, 4))  # of two groups
 @pytest.fixture
 def adam(monkeypatch):
     """The module; interpreted where there is no GPU, see conftest.py."""
-    from compressive.training import adam
+    from compressive.kernels import adam
 
     monkeypatch.setattr(adam, "BLOCK", 64)  # so that some parameters take several programs
     return adam

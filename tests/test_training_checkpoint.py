@@ -9,9 +9,9 @@ import pytest
 import torch
 from training_helpers import SHARD
 
-from compressive.parallel import World
-from compressive.training import checkpoint
-from compressive.training.checkpoint import CheckpointError
+from compressive.distributed import World
+from compressive.runs import checkpoint
+from compressive.runs.checkpoint import CheckpointError
 
 
 def save(folder, step, value=None):
@@ -76,7 +76,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path):
     code = f"""
         import resource, signal, sys, torch
         from pathlib import Path
-        from compressive.training import checkpoint
+        from compressive.runs import checkpoint
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
         try:

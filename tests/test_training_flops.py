@@ -6,8 +6,8 @@ from helpers import random_tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from compressive import CompressiveLM, ModelConfig
+from compressive.architectures import build_model
 from compressive.config import RunConfig
-from compressive.model.build import build_model
 from compressive.training.flops import peak_flops, training_flops_per_token
 
 

@@ -15,7 +15,8 @@ from training_helpers import SHARD, command, flags, make_run, tiny_corpus, tiny_
 
 from compressive import CompressiveLM
 from compressive.data.corpus import Corpus, Lanes
-from compressive.training import checkpoint, loop
+from compressive.runs import checkpoint
+from compressive.training import loop
 from compressive.training.schedule import learning_rate
 
 KILLED = str(Path(__file__).with_name("killed_worker.py"))
@@ -320,6 +321,6 @@ def test_bf16_and_compile_train(data_dir, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot tell its own memory from its parent's")
 def test_the_memory_of_a_process_is_its_own_and_not_its_parents():
     held = b"x" * 2**30
-    asked = "import torch; from compressive.training.loop import peak_gib; print(peak_gib(torch.device('cpu')))"
+    asked = "import torch; from compressive.runtime import peak_gib; print(peak_gib(torch.device('cpu')))"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert 0.01 < float(done.stdout) < len(held) / 2**30 * 0.9

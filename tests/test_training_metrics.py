@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from compressive.config import RunConfig, TrainConfig
-from compressive.training.metrics import Recorder, clock
+from compressive.training.recorder import Recorder, clock
 
 VALUES = {
     "loss": 1.25, "bits": 1.8, "perplexity": 3.5, "compression_loss": 0.1, "learning_rate": 3e-4, "gradient_norm": 0.5,

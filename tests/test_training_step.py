@@ -7,7 +7,7 @@ import torch
 from helpers import build, tiny_config
 
 from compressive.config import TrainConfig
-from compressive.parallel import World
+from compressive.distributed import World
 from compressive.training.step import WARM_UP, Step, Windows
 
 CONFIG = tiny_config()

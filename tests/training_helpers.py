@@ -11,7 +11,7 @@ from typing import Any
 from compressive.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from compressive.data.corpus import write_corpus
 from compressive.data.tokenizer import ByteTokenizer
-from compressive.run import Run
+from compressive.runs.run import Run
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
 """The one file of tensors in a checkpoint that one process wrote."""

@@ -24,14 +24,12 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.profiler import ProfilerActivity, profile
 
+from compressive.architectures import build_model
 from compressive.config import Precision, RunConfig, WaveNetConfig
-from compressive.evaluation.score import evaluating
-from compressive.generation.generate import generate
-from compressive.model.build import build_model
-from compressive.parallel import World
-from compressive.run import pick_device
+from compressive.distributed import World
+from compressive.inference.generate import generate
+from compressive.runtime import describe_environment, evaluating, peak_gib, pick_device
 from compressive.training.flops import peak_flops, training_flops_per_token
-from compressive.training.loop import describe_environment, peak_gib
 from compressive.training.step import Step, Windows
 
 WARM_UP = 4

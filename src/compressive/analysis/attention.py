@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compressive.analysis.plots import COLOURS, INK, WIDTH, figure, log_ticks, save, tidy
 from compressive.analysis.reading import Estimate, read, spread, to_numpy
 from compressive.evaluation.score import Progress
 from compressive.model.language_model import CompressiveLM
+from compressive.plotting import COLOURS, INK, WIDTH, figure, log_ticks, save, tidy
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from compressive.analysis.plots import COLOURS, INK, figure, log_ticks, save, tidy
+from compressive.plotting import COLOURS, INK, figure, log_ticks, save, tidy
 
 SMOOTH = 100
 """Curves of more points than this are drawn with their running mean."""

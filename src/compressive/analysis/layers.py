@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy.typing as npt
 import torch
 
-from compressive.analysis.plots import COLOURS, INK, WIDTH, figure, save, tidy
 from compressive.analysis.reading import Estimate, read, spread, to_numpy
 from compressive.config import ModelConfig
 from compressive.evaluation.score import Progress
 from compressive.model.language_model import CompressiveLM
+from compressive.plotting import COLOURS, INK, WIDTH, figure, save, tidy
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from compressive.analysis.plots import COLOURS, INK, WIDTH, figure, save, tidy
 from compressive.analysis.reading import Cut, Estimate, Floats, part, read, spread, to_numpy
 from compressive.config import ModelConfig
 from compressive.evaluation.score import Progress
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
+from compressive.plotting import COLOURS, INK, WIDTH, figure, save, tidy
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

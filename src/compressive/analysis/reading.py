@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from compressive.config import ModelConfig
-from compressive.evaluation.score import Progress, evaluating
+from compressive.evaluation.score import Progress
 from compressive.model.language_model import CompressiveLM, LMOutput
 from compressive.model.memory import Memory
+from compressive.runtime import evaluating
 
 Floats = npt.NDArray[np.floating[Any]]
 

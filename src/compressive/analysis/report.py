@@ -24,10 +24,10 @@ from compressive.analysis.reading import part
 from compressive.analysis.xz import xz_bits, xz_bits_after
 from compressive.config import ModelConfig, transformer
 from compressive.evaluation.score import Progress, lanes_for, score
-from compressive.evaluation.sweep import require_matplotlib
 from compressive.model.language_model import CompressiveLM
-from compressive.run import Run
-from compressive.trained import Trained
+from compressive.plotting import require_matplotlib
+from compressive.runs.run import Run
+from compressive.runs.trained import Trained
 
 if TYPE_CHECKING:
     from compressive.data.corpus import Corpus

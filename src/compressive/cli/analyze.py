@@ -16,7 +16,7 @@ from compressive.cli import run as run_command
 
 if TYPE_CHECKING:
     from compressive.evaluation.score import Progress
-    from compressive.run import Run
+    from compressive.runs.run import Run
 
 
 @dataclass
@@ -61,7 +61,7 @@ def analyze(options: Analyze) -> int:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-    from compressive.run import Run
+    from compressive.runs.run import Run
 
     run = Run.open(options.run)
     if run.tokenizer(options.data_dir).of_sound:
@@ -77,7 +77,7 @@ def analyze(options: Analyze) -> int:
 
 def _report(options: Analyze, run: "Run", progress: "Progress") -> int:
     from compressive.analysis.report import measure_run, summary, write_report
-    from compressive.run import pick_device
+    from compressive.runtime import pick_device
 
     found = measure_run(
         run,
@@ -107,9 +107,9 @@ def _measure(options: Analyze, run: "Run", progress: "Progress") -> int:
     from compressive.analysis.layers import measurable, measure_layers
     from compressive.analysis.memory import measure_memory
     from compressive.config import transformer
-    from compressive.evaluation.sweep import PlotError
-    from compressive.run import pick_device
-    from compressive.trained import Trained
+    from compressive.plotting import PlotError
+    from compressive.runs.trained import Trained
+    from compressive.runtime import pick_device
 
     measures: dict[str, Callable[..., Any]] = {
         "memory": measure_memory,

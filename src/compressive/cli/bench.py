@@ -48,7 +48,7 @@ def bench(options: Bench, command: list[str]) -> int:
     import sys
 
     from compressive import bench
-    from compressive.run import pick_device
+    from compressive.runtime import pick_device
 
     pick_device(options.device)
     for name, value in (("steps", options.steps), *(("batch", batch) for batch in options.batch)):

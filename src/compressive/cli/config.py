@@ -6,7 +6,7 @@ import tyro
 
 from compressive.cli import run
 from compressive.config import RunConfig, preset_names
-from compressive.rl.config import AgentRun
+from compressive.config.agent import AgentRun
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from compressive.config import AnyModelConfig, ModelConfig, PerLayer, Precision,
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from compressive.distributed import World
     from compressive.evaluation.sweep import Result
-    from compressive.parallel import World
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def main(arguments: list[str], prog: str) -> int:
 
 def evaluate(options: Evaluate) -> int:
     """Evaluate in this process, or in all those that torchrun has started."""
-    from compressive.parallel import join
+    from compressive.distributed import join
 
     with join(options.device) as world:
         return _evaluate(options, world)
@@ -81,10 +81,11 @@ def _evaluate(options: Evaluate, world: "World") -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from compressive.evaluation.sweep import PlotError, Reading, Result, combinations, plot, require_matplotlib, sweep
-    from compressive.run import Run
+    from compressive.evaluation.sweep import Reading, Result, combinations, plot, sweep
+    from compressive.plotting import PlotError, require_matplotlib
+    from compressive.runs.run import Run
+    from compressive.runs.trained import Setting, Trained
     from compressive.speech.floors import floors
-    from compressive.trained import Setting, Trained
 
     source = Run.open(options.run)
     reading = Reading(

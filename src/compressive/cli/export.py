@@ -33,8 +33,8 @@ def main(arguments: list[str], prog: str) -> int:
 
 def export(options: Export) -> int:
     """Write the folder."""
-    from compressive import release
-    from compressive.run import Run
+    from compressive.runs import export as release
+    from compressive.runs.run import Run
 
     folder = release.export(Run.open(options.run), options.out, options.which, options.data_dir)
     size = sum(file.stat().st_size for file in folder.iterdir())

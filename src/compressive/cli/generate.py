@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from compressive.data.tokenizer import Tokenizer
-    from compressive.run import Run
+    from compressive.runs.run import Run
 
 
 @dataclass
@@ -76,11 +76,12 @@ def generate(options: Generate) -> int:
     """Stream the first sample as it comes; the others, drawn beside it, follow when it is done."""
     import torch
 
-    from compressive.generation.generate import generate
-    from compressive.generation.text import TextStream, encode_prompt
-    from compressive.run import Run, pick_device
+    from compressive.inference.generate import generate
+    from compressive.inference.text import TextStream, encode_prompt
+    from compressive.runs.run import Run
+    from compressive.runs.trained import Trained
+    from compressive.runtime import pick_device
     from compressive.speech.generate import prompt_samples
-    from compressive.trained import Trained
 
     run = Run.open(options.run)
     if options.prompt_length is not None and options.prompt_length < 1:
@@ -139,7 +140,7 @@ def generate(options: Generate) -> int:
 
 def _length(options: Generate, of_sound: bool) -> int:
     """How many tokens to draw, sound being asked for by its seconds, into a file."""
-    from compressive.speech.codes import RATE
+    from compressive.data.speech.codes import RATE
 
     if not of_sound:
         if options.seconds is not None:
@@ -163,9 +164,9 @@ def _sound(options: Generate, run: "Run", tokenizer: "Tokenizer", drawn: "Iterat
     from rich.console import Console
     from rich.progress import Progress
 
-    from compressive.evaluation.sweep import PlotError
-    from compressive.speech.audio import read_wav
-    from compressive.speech.codes import RATE
+    from compressive.data.speech.audio import read_wav
+    from compressive.data.speech.codes import RATE
+    from compressive.plotting import PlotError
     from compressive.speech.generate import real_sound, write_drawn
     from compressive.speech.spectrogram import draw_spectrograms
 

@@ -44,8 +44,8 @@ def _train(preset: str, arguments: list[str], prog: str) -> int:
     )
     config = RunConfig(options.model, options.data, options.train)
 
-    from compressive.parallel import join, restarts
-    from compressive.run import Run
+    from compressive.distributed import join, restarts
+    from compressive.runs.run import Run
     from compressive.training.loop import train
 
     with join(config.train.device) as world:
@@ -56,7 +56,7 @@ def _train(preset: str, arguments: list[str], prog: str) -> int:
 
 def begin(kind: Any, folder: Path, config: Any, resume: bool, fixed: tuple[str, ...]) -> Any:
     """Make the folder of a run of this kind, or check that it can be resumed: what is fixed must stay as it was."""
-    from compressive.training.loop import describe_environment
+    from compressive.runtime import describe_environment
 
     if (folder / "metrics.jsonl").exists() and not resume:
         raise ValueError(f"out={folder} holds a run already: continue it with --resume, or choose another --out")

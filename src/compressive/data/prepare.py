@@ -10,10 +10,10 @@ from compressive.data.corpus import SPLITS, Corpus, refuse_foreign, write_corpus
 from compressive.data.download import download, sha256_of
 from compressive.data.progress import progress
 from compressive.data.sources import PUBLISHED, Text, read_enwik8, read_pg19, read_text, read_wikitext
+from compressive.data.speech import prepare as speech
+from compressive.data.speech.codes import RATE
 from compressive.data.tokenizer import FILE, BPETokenizer, ByteTokenizer, Tokenizer, WordTokenizer, load_tokenizer
 from compressive.data.workers import cores
-from compressive.speech import prepare as speech
-from compressive.speech.codes import RATE
 
 DOWNLOADS = "downloads"
 CORPORA = (*PUBLISHED, "pg19", "text", *speech.SPEECH)

@@ -304,7 +304,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: expected the tokeniser of a prepared corpus; prepare it again")
     state = json.loads(path.read_text("utf-8"))
-    from compressive.speech.codes import MuLawTokenizer, PCMTokenizer  # they need this module
+    from compressive.data.speech.codes import MuLawTokenizer, PCMTokenizer  # they need this module
 
     every = (ByteTokenizer, WordTokenizer, BPETokenizer, MuLawTokenizer, PCMTokenizer)
     kinds: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in every}

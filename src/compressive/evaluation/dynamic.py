@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from compressive.config import Precision
-from compressive.evaluation.score import Nats, Progress, Tokens, Window, autocast, read_through
+from compressive.evaluation.score import Nats, Progress, Tokens, Window, read_through
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
+from compressive.runtime import autocast
 
 LEARNING_RATE = 3e-5
 """A tenth of the paper's highest rate: one window of one lane is a small batch."""

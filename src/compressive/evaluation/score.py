@@ -3,20 +3,20 @@
 B lanes, T tokens per window, n tokens in all.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from compressive.config import Precision
 from compressive.data.corpus import starts_within
+from compressive.distributed import World
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
-from compressive.parallel import World
+from compressive.runtime import autocast, evaluating
 
 Tokens = np.ndarray[Any, np.dtype[Any]]
 Nats = np.ndarray[Any, np.dtype[np.float64]]
@@ -183,22 +183,6 @@ class Stretches:
                 "vocab_size; score text of the corpus that the model was trained on"
             )
         return columns
-
-
-def autocast(model: nn.Module, precision: Precision) -> torch.autocast:
-    """Do matrix products in the asked-for precision, wherever the model is."""
-    return torch.autocast(next(model.parameters()).device.type, torch.bfloat16, enabled=precision == "bf16")
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode for a while."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def _to_device(columns: np.ndarray[Any, Any], device: torch.device) -> Tensor:

@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from compressive.config import EmptyMemory, PerLayer, Precision, transformer
+from compressive.distributed import World
 from compressive.evaluation.dynamic import dynamic_score
 from compressive.evaluation.metrics import Metrics, Split, summarise
 from compressive.evaluation.score import lanes_for, score
-from compressive.parallel import World
-from compressive.trained import Setting, Trained
+from compressive.plotting import require_matplotlib
+from compressive.runs.trained import Setting, Trained
 
 if TYPE_CHECKING:
     from compressive.data.corpus import Corpus
-
-
-class PlotError(RuntimeError):
-    """No plot can be drawn."""
 
 
 @dataclass(frozen=True)
@@ -164,15 +161,6 @@ def plot(results: list[Result], path: Path) -> None:
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-
-
-def require_matplotlib() -> Any:
-    """Return matplotlib's Figure, which draws without a display, or say how to get it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlotError(f"a plot needs matplotlib: pip install 'compressive[plots]' ({error})") from None
-    return Figure
 
 
 def slots(size: PerLayer) -> float:

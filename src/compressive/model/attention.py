@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import Attention, ModelConfig
-from compressive.model.linear import Linear, frozen_linear
+from compressive.kernels.linear import Linear, frozen_linear
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 KERNEL_WIDTHS = (16, 32, 64, 128)
@@ -141,7 +141,7 @@ class RelativeAttention(nn.Module):
         positions = self.positions(code[: projected.key_value.shape[1]] if fused else code)
         inputs = (projected, self.biases(), positions, memory_valid, segment_ids, n_compressed)
         if fused:
-            from compressive.model.fused import fused_attention
+            from compressive.kernels.relative_attention import fused_attention
 
             attended, usage = fused_attention(*inputs, with_usage)
         else:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
+from compressive.kernels.linear import autocasted
 from compressive.model.attention import precise
-from compressive.model.linear import autocasted
-from compressive.model.logistics import LogisticMixture
+from compressive.model.mixture import LogisticMixture
 
 CHUNK = 2**23
 """How many logits `linear_nll` holds at a time."""

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import Attention, ModelConfig
+from compressive.kernels.linear import Linear, linear_relu
 from compressive.model.attention import HAS_TRITON, Now, Positions, Projected, RelativeAttention, heads_of, sinusoids
 from compressive.model.compression import COMPRESSORS
 from compressive.model.decoding import DecodingState, LayerCache
-from compressive.model.linear import Linear, linear_relu
 from compressive.model.memory import (
     Evicted,
     LayerMemory,
@@ -105,7 +105,7 @@ class Layer(nn.Module):
         Products that come next, and memory, would round it anyway; the next sum is the only one to see the difference.
         """
         if HAS_TRITON and y.is_cuda:
-            from compressive.model import fused_norm
+            from compressive.kernels import add_norm as fused_norm
 
             if fused_norm.fits(norm, y):
                 return fused_norm.norm_of_sum(norm, x, y)
@@ -145,7 +145,7 @@ class Layer(nn.Module):
         query, key_value = projected.query.detach(), projected.key_value.detach()
         compare = attention_reconstruction
         if self.attention.chosen(query.device, query.dtype) == "fused":
-            from compressive.model.fused_reconstruction import fused_reconstruction as compare
+            from compressive.kernels.reconstruction import fused_reconstruction as compare
         projected_new = self.attention.project_frozen(self.normed_frozen(new))
         return compare(query, key_value[:, evicted], projected_new, old.valid, new_valid, counts)
 

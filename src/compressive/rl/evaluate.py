@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from compressive.rl.players import Player
-from compressive.rl.rooms import HUMAN, RANDOM, human_normalised
-from compressive.rl.task import Task
+from compressive.rl.env.rooms import HUMAN, RANDOM, human_normalised
+from compressive.rl.env.task import Task
+from compressive.rl.policies import Player
 
 _NORMAL = 1.96
 """Standard errors to each side of a mean that make an interval of 95 %."""

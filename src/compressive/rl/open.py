@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import torch
 
-from compressive.rl.config import TaskConfig
-from compressive.rl.players import AgentPlayer, OraclePlayer, Player, RandomPlayer
+from compressive.config.agent import TaskConfig
+from compressive.rl.env.task import Task, build_task
+from compressive.rl.policies import AgentPlayer, OraclePlayer, Player, RandomPlayer
 from compressive.rl.run import AgentFolder
-from compressive.rl.task import Task, build_task
 
 
 class Opened(NamedTuple):

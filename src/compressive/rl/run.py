@@ -5,11 +5,11 @@ from typing import Self
 
 import torch
 
-from compressive.rl.agent import Agent
-from compressive.rl.config import AgentRun
-from compressive.rl.task import Task
-from compressive.run import Folder, read_config
-from compressive.training import checkpoint
+from compressive.config.agent import AgentRun
+from compressive.rl.agent.agent import Agent
+from compressive.rl.env.task import Task
+from compressive.runs import checkpoint
+from compressive.runs.run import Folder, read_config
 
 
 class AgentFolder(Folder[AgentRun]):

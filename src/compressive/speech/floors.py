@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compressive.data.corpus import Corpus
-from compressive.speech.codes import mu_law_amplitudes, mu_law_edges
+from compressive.data.speech.codes import mu_law_amplitudes, mu_law_edges
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.integer[Any]]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from compressive.data.corpus import Corpus
+from compressive.data.speech.audio import Samples, UnusableError, open_wav, read_sound
+from compressive.data.speech.codes import RATE
 from compressive.data.tokenizer import Tokenizer, Tokens
-from compressive.speech.audio import Samples, UnusableError, open_wav, read_sound
-from compressive.speech.codes import RATE
 
 FLUSH = RATE // 10
 """Samples that are held back at most before they are written."""

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from compressive.analysis.plots import INK, figure, save, tidy
-from compressive.speech.codes import FULL_SCALE, RATE
+from compressive.data.speech.codes import FULL_SCALE, RATE
+from compressive.plotting import INK, figure, save, tidy
 
 SPAN = 512  # samples of one column, 21 ms
 STEP = 128

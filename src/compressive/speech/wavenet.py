@@ -24,7 +24,7 @@ from compressive.config import Attention, WaveNetConfig
 from compressive.model.decoding import OwnedRecord
 from compressive.model.embedding import linear_nll
 from compressive.model.language_model import CompressiveLM
-from compressive.model.logistics import LogisticMixture
+from compressive.model.mixture import LogisticMixture
 from compressive.model.records import TensorRecord
 from compressive.model.transformer import TrunkOutput
 

@@ -5,12 +5,6 @@ compressive train enwik8-base --train.steps 1000
 
 import contextlib
 import math
-import os
-import platform
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,17 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compressive.architectures import build_model
 from compressive.config import RunConfig, TrainConfig
 from compressive.data.corpus import Corpus, Lanes
+from compressive.distributed import World
 from compressive.evaluation.score import score
-from compressive.generation.generate import generate
-from compressive.model.build import build_model
+from compressive.inference.generate import generate
 from compressive.model.language_model import CompressiveLM
-from compressive.parallel import World
-from compressive.run import Run, pick_device
-from compressive.training import checkpoint
+from compressive.runs import checkpoint
+from compressive.runs.run import Run
+from compressive.runtime import Stopwatch, noted_signals, peak_gib, pick_device
 from compressive.training.flops import peak_flops, training_flops_per_token
-from compressive.training.metrics import Recorder, clock, warn
+from compressive.training.recorder import Recorder, clock, warn
 from compressive.training.schedule import learning_rate
 from compressive.training.step import Step, Windows
 
@@ -177,33 +172,6 @@ class Late:
         return numbers
 
 
-class Stopwatch:
-    """Measures stretches of work on a device, and can be paused."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.clock = device, time.monotonic()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do not count the time that something else takes."""
-        self._wait()
-        began = time.monotonic()
-        yield
-        self.clock += time.monotonic() - began
-
-    def lap(self) -> float:
-        """Seconds since the last time."""
-        self._wait()
-        now = time.monotonic()
-        seconds, self.clock = now - self.clock, now
-        return max(seconds, 1e-9)
-
-    def _wait(self) -> None:
-        """Let the device finish, before the clock is read."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
 class Tally(Stopwatch):
     """Averages what steps report, watches for divergence, measures speed."""
 
@@ -269,18 +237,6 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def peak_gib(device: torch.device) -> float:
-    """The most memory that was taken: of the device or, on a CPU, of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    if sys.platform == "linux":  # where the figure below begins with what the parent had when it started this process
-        status = Path("/proc/self/status").read_text("utf-8")
-        return int(status.split("VmHWM:")[1].split()[0]) / 2**20
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
-
-
 def _read(lanes: Lanes, position: int, window: int, count: int, device: torch.device) -> Windows:
     """Copy some windows of every lane to the device, without waiting for it; and where clips begin, if it has any."""
 
@@ -332,30 +288,12 @@ def _sample(model: CompressiveLM, corpus: Corpus, folder: Path, step: int, optio
     folder = folder / "samples"
     folder.mkdir(exist_ok=True)
     if corpus.tokenizer.of_sound:
-        from compressive.speech.audio import write_wav
+        from compressive.data.speech.audio import write_wav
 
         write_wav(folder / f"step-{step:08d}.wav", corpus.tokenizer.decode([*prompt, *tokens]))
         return
     text = [corpus.tokenizer.decode(part).decode("utf-8", "replace") for part in (prompt, tokens)]
     (folder / f"step-{step:08d}.txt").write_text(f"[prompt]\n{text[0]}\n[sample]\n{text[1]}\n", "utf-8")
-
-
-@contextlib.contextmanager
-def noted_signals() -> Iterator[list[signal.Signals]]:
-    """Note SIGINT and SIGTERM instead of dying of them; a second one acts as usual."""
-    received: list[signal.Signals] = []
-
-    def note(number: int, _: object) -> None:
-        received.append(signal.Signals(number))
-        for name in before:
-            signal.signal(name, before[name])
-
-    before = {name: signal.signal(name, note) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
 
 
 @contextlib.contextmanager
@@ -365,30 +303,3 @@ def shrug_off(recorder: Recorder) -> Iterator[None]:
         yield
     except Exception as error:  # safetensors has errors of its own besides OSError
         recorder.say(f"warning: no checkpoint written ({error}); the one before stays good, training goes on")
-
-
-def describe_environment() -> dict[str, Any]:
-    """What a result depends on besides the configuration."""
-    import compressive
-
-    source = Path(compressive.__file__).parent
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        cwd=source,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "command": sys.argv,
-        "commit": commit.stdout.strip() or None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "gpu": gpu,
-        "cpu_cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "platform": platform.platform(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }

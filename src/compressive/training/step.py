@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from compressive.config import TrainConfig
+from compressive.distributed import World, local, whole
 from compressive.model.attention import HAS_TRITON
 from compressive.model.embedding import AdaptiveEmbedding
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
-from compressive.parallel import World, local, whole
 from compressive.training.schedule import is_update, learning_rate, steps_per_update
 
 WARM_UP = 3
@@ -59,7 +59,7 @@ class Step:
         self.optimiser = _optimiser(list(self.named.values()), rate, on_device)
         self.clipped_adam = None
         if fused:
-            from compressive.training.adam import ClippedAdam
+            from compressive.kernels.adam import ClippedAdam
 
             self.clipped_adam = ClippedAdam(self.optimiser, self.groups, options.clip)
         self.memory = model.initial_memory(lanes)

@@ -52,7 +52,7 @@ def topics(options: Topics) -> int:
     else:
         console = Console()
         console.print(*found.tables(console.width), sep="\n")
-    from compressive.evaluation.sweep import PlotError  # only now, as torch comes with it
+    from compressive.plotting import PlotError  # only now, as torch comes with it
 
     try:
         found.plot(folder / "topics.png")

@@ -49,7 +49,7 @@ def evaluate(options: Evaluate) -> int:
 
     from compressive.rl.evaluate import evaluate
     from compressive.rl.open import open_player
-    from compressive.run import pick_device
+    from compressive.runtime import pick_device
 
     device = pick_device(options.device)
     task, player, about, comparable = open_player(
@@ -59,7 +59,7 @@ def evaluate(options: Evaluate) -> int:
     if options.json:
         print(json.dumps({"player": about} | found.as_dict(), indent=1))
         return 0
-    from compressive.rl.rooms import HUMAN, RANDOM
+    from compressive.rl.env.rooms import HUMAN, RANDOM
 
     print(f"{about}: {len(found.returns)} episodes")
     beside = f"   (published: human {HUMAN}, random {RANDOM})" if comparable else ""

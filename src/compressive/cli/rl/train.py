@@ -5,7 +5,7 @@ from pathlib import Path
 
 from compressive.cli import guarded, preset_first
 from compressive.config import preset_names
-from compressive.rl.config import AgentRun
+from compressive.config.agent import AgentRun
 
 SHOWN = "rooms"
 """The preset whose values help shows where none is named."""
@@ -42,7 +42,7 @@ def _train(preset: str, arguments: list[str], prog: str) -> int:
     config = AgentRun(options.model, options.task, options.agent, options.train)
 
     from compressive.cli.train import begin
+    from compressive.rl.loop import train
     from compressive.rl.run import AgentFolder
-    from compressive.rl.train import train
 
     return train(begin(AgentFolder, options.out, config, options.resume, FIXED))

@@ -40,8 +40,8 @@ def main(arguments: list[str], prog: str) -> int:
 def watch(options: Watch) -> int:
     """Play, write, and say where."""
     from compressive.rl.open import open_player
-    from compressive.rl.watch import watch, write
-    from compressive.run import pick_device
+    from compressive.rl.video import watch, write
+    from compressive.runtime import pick_device
 
     device = pick_device(options.device)
     task, player, about, _ = open_player(

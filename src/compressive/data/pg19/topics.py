@@ -107,7 +107,7 @@ class Topics:
 
     def plot(self, to: Path | BinaryIO) -> None:
         """Draw the words of each topic as bars."""
-        from compressive.analysis.plots import COLOURS, INK, figure, save, tidy
+        from compressive.plotting import COLOURS, INK, figure, save, tidy
 
         columns = min(5, len(self.topics))
         rows = math.ceil(len(self.topics) / columns)

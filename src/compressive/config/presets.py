@@ -1,0 +1,38 @@
+"""Presets: TOML files in `presets/`, one per experiment, and how tables become dataclasses."""
+
+import dataclasses
+import tomllib
+from importlib import resources
+from typing import Any
+
+from compressive.config.checks import require
+
+
+def preset_names(holding: str | None = None) -> list[str]:
+    """Return the names of all presets, or of those that hold a table: `data` for text, `task` for agents."""
+    folder = resources.files("compressive") / "presets"
+    names = sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+    return [name for name in names if holding is None or holding in load_preset(name)]
+
+
+def load_preset(name: str) -> dict[str, Any]:
+    """Read a preset's tables; `extends = "other"` in it means the other's values, then its own on top."""
+    if name not in preset_names():
+        raise ValueError(f"preset={name!r} does not exist; choose one of {', '.join(preset_names())}")
+    tables = tomllib.loads((resources.files("compressive") / "presets" / f"{name}.toml").read_text("utf-8"))
+    if (parent := tables.pop("extends", None)) is None:
+        return tables
+    merged = load_preset(parent)
+    for table, values in tables.items():
+        merged[table] = merged.get(table, {}) | values
+    return merged
+
+
+def read_tables(tables: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:
+    """Turn nested tables into one dataclass each; a table or field that is not known is refused."""
+    for table, values in tables.items():
+        require(table in kinds, "table", table, f"one of {', '.join(kinds)}")
+        known = [field.name for field in dataclasses.fields(kinds[table])]
+        for name in values:
+            require(name in known, f"{table} field", name, f"one of {', '.join(known)}")
+    return {table: kinds[table](**tables.get(table, {})) for table in kinds}

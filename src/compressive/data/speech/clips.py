@@ -1,0 +1,273 @@
+"""Where clips come from: folders and archives of sound files, and published corpora with splits of their own.
+
+An archive is read as a stream, member by member; nothing is unpacked.
+"""
+
+import csv
+import hashlib
+import re
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, cast
+
+from compressive.data.corpus import SPLITS
+from compressive.data.download import sha256_of
+from compressive.data.progress import progress
+from compressive.data.sources import members
+from compressive.data.speech.audio import SOUND, UnusableError
+
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+CUTS = "manifest.csv"
+"""In a folder with train, valid and test as one file each: where in these every clip begins and ends."""
+EMBEDDED = Path(__file__).parent / "callie"
+"""Some seconds of speech that come with the package, with their licence."""
+IN_MEMORY = 1 << 26  # bytes of an archive's member that are held in memory; longer ones wait in a file
+
+
+@dataclass(frozen=True)
+class Found:
+    """A clip that is not read yet."""
+
+    name: str
+    split: str
+    open: Callable[[], IO[bytes]]
+    start: int = 0
+    end: int | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Clips of one place."""
+
+    sums: Mapping[str, str]
+    """The files they are in, and the SHA-256 of each."""
+    clips: Callable[[], Iterator[Found]]
+    """Gives a fresh pass over them, in order; each must be read before the next is asked for."""
+    others: Mapping[str, int] = field(default_factory=dict)
+    """Files beside them that are no sound, by what their names end in; filled by a pass."""
+    note: str = ""
+    """What one must know about them."""
+
+
+@dataclass(frozen=True)
+class PublishedSpeech:
+    """Speech that others have published: where it is, how to know it, how it is split."""
+
+    title: str
+    urls: Mapping[str, str]
+    """Addresses of its archives, and the SHA-256 of each."""
+    split: Callable[[PurePosixPath], str | None]
+    """The split of a clip, by its path; None for what does not belong to it."""
+
+
+def _ljspeech(path: PurePosixPath) -> str | None:
+    """By chapter, so that no sentence's neighbour is in another split: LJ049 valid, LJ050 test."""
+    chapter = re.match(r"LJ(\d{3})-\d{4}", path.stem)
+    return None if chapter is None else {"049": "valid", "050": "test"}.get(chapter[1], "train")
+
+
+def _libritts(path: PurePosixPath) -> str | None:
+    """By the folder that its authors put it in; speakers differ."""
+    folders = {"train-clean-100": "train", "dev-clean": "valid", "test-clean": "test"}
+    return next((folders[part] for part in path.parts if part in folders), None)
+
+
+_OPENSLR = "http://www.openslr.org/resources/60"
+PUBLISHED_SPEECH = {
+    "ljspeech": PublishedSpeech(
+        title="LJSpeech 1.1",
+        urls={
+            "https://data.keithito.com/data/speech/LJSpeech-1.1.tar.bz2": (
+                "be1a30453f28eb8dd26af4101ae40cbf2c50413b1bb21936cbcdc6fae3de8aa5"
+            )
+        },
+        split=_ljspeech,
+    ),
+    # The checksums are those that torchaudio records for these addresses.
+    "libritts": PublishedSpeech(
+        title="LibriTTS, train-clean-100, dev-clean and test-clean",
+        urls={
+            f"{_OPENSLR}/train-clean-100.tar.gz": "c5608bf1ef74bb621935382b8399c5cdd51cd3ee47cec51f00f885a64c6c7f6b",
+            f"{_OPENSLR}/dev-clean.tar.gz": "da0864e1bd26debed35da8a869dd5c04dfc27682921936de7cff9c8a254dbe1a",
+            f"{_OPENSLR}/test-clean.tar.gz": "234ea5b25859102a87024a4b9b86641f5b5aaaf1197335c95090cde04fe9a4f5",
+        },
+        split=_libritts,
+    ),
+}
+
+
+def find_published(name: str, paths: Sequence[Path]) -> Source:
+    """The clips of a published corpus in its archives, or in a folder that holds these or what was in them."""
+    return _source(paths, lambda names: PUBLISHED_SPEECH[name].split)
+
+
+def find_clips(path: Path, shares: tuple[float, float, float]) -> Source:
+    """The clips of a folder or an archive of one's own, each wholly in one split.
+
+    A folder with manifest.csv (split, start, end) and train, valid and test as one file each is cut as it says. One
+    with the folders train, valid and test is split already. All else is split by the names of the clips, shuffled but
+    always alike, by shares of their number.
+    """
+    if path.is_dir() and (rows := _cuts(path)):
+        return _cut_files(path, rows)
+
+    def split(names: Sequence[str]) -> Callable[[PurePosixPath], str | None]:
+        firsts = {part for name in names for part in PurePosixPath(name).parts[:-1] if part in SPLITS}
+        if firsts == set(SPLITS):
+            return lambda name: next((part for part in name.parts if part in SPLITS), None)
+        return _by_shares(names, shares).get
+
+    return _source([path], split)
+
+
+def _by_shares(names: Sequence[str], shares: tuple[float, float, float]) -> dict[PurePosixPath, str]:
+    """At least one clip for each split."""
+    if len(names) < len(SPLITS):
+        raise ValueError(
+            f"{len(names)} sound files: expected at least 3, one for each of train, valid and test; cut long "
+            "recordings into clips, or give a folder with train/, valid/ and test/"
+        )
+    shuffled = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
+    valid, test = (max(1, round(len(names) * share)) for share in shares[1:])
+    train = len(names) - valid - test
+    if train < 1:
+        raise ValueError(f"split={shares}: leaves none of {len(names)} clips for training; give it a larger share")
+    splits = ["train"] * train + ["valid"] * valid + ["test"] * test
+    return {PurePosixPath(name): split for name, split in zip(shuffled, splits, strict=True)}
+
+
+def _source(paths: Sequence[Path], choose: Callable[[Sequence[str]], Callable[[PurePosixPath], str | None]]) -> Source:
+    """All sound files of folders and archives; `choose` gets their names and gives what splits them."""
+    files: dict[str, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist: expected a folder or an archive of sound files")
+        inside = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        files |= {file.relative_to(path).as_posix() if path.is_dir() else file.name: file for file in inside}
+
+    others: dict[str, int] = {}
+    names: list[str] = []
+    for name in _names(files):
+        if name.lower().endswith(SOUND):
+            names.append(name)
+        else:
+            kind = PurePosixPath(name).suffix or PurePosixPath(name).name
+            others[kind] = others.get(kind, 0) + 1
+    if not names:
+        found = ", ".join(sorted(others)) or "nothing"
+        raise ValueError(f"{paths[0]} has no sound: expected files in {', '.join(SOUND)}, found {found}")
+    split = choose(names)
+
+    def clips() -> Iterator[Found]:
+        for name, open_it in _open_all(files):
+            if name.lower().endswith(SOUND) and (part := split(PurePosixPath(name))) is not None:
+                yield Found(name, part, open_it)
+
+    used = {name: file for name, file in files.items() if name.lower().endswith((*SOUND, *ARCHIVES))}
+    return Source({name: sha256_of(file) for name, file in used.items()}, clips, others)
+
+
+def _cuts(folder: Path) -> list[dict[str, str]]:
+    """The rows of a list of cuts; none where it is not there, or is a list of something else."""
+    if not (folder / CUTS).is_file():
+        return []
+    with (folder / CUTS).open(encoding="utf-8", errors="replace", newline="") as file:
+        rows = csv.DictReader(file)
+        return list(rows) if {"split", "start", "end"} <= set(rows.fieldnames or ()) else []
+
+
+def _cut_files(folder: Path, rows: Sequence[Mapping[str, str]]) -> Source:
+    """Files in which clips lie end to end."""
+    files: dict[str, Path] = {}
+    for split in SPLITS:
+        found = [folder / f"{split}{kind}" for kind in SOUND if (folder / f"{split}{kind}").is_file()]
+        if not found:
+            raise FileNotFoundError(f"{folder} has no {split}.flac or {split}.wav, whose clips {CUTS} lists")
+        files[split] = found[0]
+
+    def clips() -> Iterator[Found]:
+        for number, row in enumerate(rows, start=2):
+            if row["split"] not in files:
+                raise ValueError(f"{folder / CUTS} line {number}: split {row['split']!r}, expected {', '.join(SPLITS)}")
+            file = files[row["split"]]
+            if not (row["start"].isdecimal() and row["end"].isdecimal()):
+                raise ValueError(f"{folder / CUTS} line {number}: {row['start']!r} to {row['end']!r}, expected samples")
+            name = row.get("source_path") or f"{file.name} from {row['start']}"
+            yield Found(name, row["split"], partial(_open, file), int(row["start"]), int(row["end"]))
+
+    sums = {file.name: sha256_of(file) for file in (*files.values(), folder / CUTS)}
+    note = "Some seconds to try things out with: no figure on them means anything." if folder == EMBEDDED else ""
+    return Source(sums, clips, note=note)
+
+
+def _names(files: Mapping[str, Path]) -> Iterator[str]:
+    """Names of all files, those in archives below the archive's."""
+    for name, path in files.items():
+        if path.name.lower().endswith(".zip"):
+            yield from (f"{name}/{member}" for member in members(path))
+        elif path.name.lower().endswith(ARCHIVES):
+            with _tar(path) as archive, progress(f"looking into {path.name}") as advance:
+                for member in archive:
+                    advance(member.size)
+                    if member.isfile():
+                        yield f"{name}/{_safe(path, member.name)}"
+        else:
+            yield name
+
+
+def _open_all(files: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], IO[bytes]]]]:
+    """The same, each with the way to its bytes; a member of an archive must be opened before the next is asked for."""
+    for name, path in files.items():
+        if path.name.lower().endswith(".zip"):
+            with zipfile.ZipFile(path) as archive:
+                for member in members(path):
+                    yield f"{name}/{member}", partial(_copy, archive, member)
+        elif path.name.lower().endswith(ARCHIVES):
+            with _tar(path) as packed:
+                for entry in packed:
+                    if entry.isfile():
+                        yield f"{name}/{entry.name}", partial(_copy, packed, entry)
+        else:
+            yield name, partial(_open, path)
+
+
+@contextmanager
+def _tar(path: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(path) as archive:
+            yield archive
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ValueError(f"{path} is damaged or no archive ({error}): fetch it again") from error
+
+
+def _safe(path: Path, name: str) -> str:
+    """Refuse a member that points out of its folder; it makes the whole suspect."""
+    if name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name):
+        raise ValueError(f"{path} has a member {name!r} outside its folder: refused; fetch the archive elsewhere")
+    return name
+
+
+def _open(path: Path) -> IO[bytes]:
+    return path.open("rb")
+
+
+def _copy(archive: zipfile.ZipFile | tarfile.TarFile, member: Any) -> IO[bytes]:
+    """A copy of a member, as soundfile jumps about in a file."""
+    copy = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115  # whoever reads it closes it
+    try:
+        packed = archive.open(member) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(member)
+        with cast(IO[bytes], packed) as stream:
+            shutil.copyfileobj(stream, copy)
+    except (zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # RuntimeError is how zipfile says: encrypted
+        copy.close()
+        raise UnusableError(f"cannot be unpacked ({error})") from error
+    copy.seek(0)
+    return cast(IO[bytes], copy)

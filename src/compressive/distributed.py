@@ -1,0 +1,175 @@
+"""Many processes that train one model: which lanes each reads, how gradients meet, what all must agree on.
+
+    torchrun --nproc-per-node 8 -m compressive train pg19 --train.parallel fsdp --train.recompute
+
+Everything is torch's own: torchrun starts the processes, DDP or FSDP2 exchanges gradients, DCP writes checkpoints. A
+lane of the corpus belongs to one process, with its memory; the lanes are numbered across all of them, so that a run can
+go on with another number of processes.
+"""
+
+import contextlib
+import functools
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from compressive.config import TrainConfig
+from compressive.model.language_model import CompressiveLM
+from compressive.runtime import pick_device
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, seen from one of them; by default there is only this one."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = CPU
+    background: dist.ProcessGroup | None = None
+    """For what is no part of a training step: checkpoints, and agreeing on how to begin. One thread at a time."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.rank == 0
+
+    def lanes(self, batch: int) -> tuple[int, int]:
+        """The first of this process's lanes, and how many it has."""
+        count = batch // self.size
+        if count * self.size != batch:
+            sizes = ", ".join(str(n) for n in range(1, batch + 1) if batch % n == 0)
+            raise ValueError(
+                f"batch={batch}: {self.size} processes cannot share so many lanes evenly; take one of {sizes} "
+                f"processes, or, for a new run, a batch that is a multiple of {self.size}"
+            )
+        return self.rank * count, count
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over all processes, on the device, waiting for nothing."""
+        if self.size > 1:
+            values = values.detach().clone()
+            dist.all_reduce(values)
+            values /= self.size
+        return values
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes, written into the tensor."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def first(self, act: Callable[[], T]) -> T:
+        """Let the first process do something, and give all what came of it: its result, or its error."""
+        outcome: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                outcome[0] = act()
+            except Exception as error:
+                outcome[1] = error
+        if self.size > 1:
+            dist.broadcast_object_list(outcome, src=0, group=self.background)
+        if outcome[1] is not None:
+            raise outcome[1]
+        result: T = outcome[0]
+        return result
+
+    def by_lane(self, tensor: Tensor) -> Tensor:
+        """This process's lanes, first dimension, as part of all lanes; the memory is shared, not copied."""
+        if self.size == 1 or tensor.ndim == 0:
+            return tensor
+        return DTensor.from_local(tensor, self._mesh(tensor.device.type), [Shard(0)], run_check=False)
+
+    def shard_like(self, shard: Tensor, tensor: Tensor) -> Tensor:
+        """Give what is in this process, and in the host's memory, the place in the whole that `tensor` has."""
+        if not isinstance(tensor, DTensor):
+            return shard
+        mesh, shape, stride = self._mesh("cpu"), tensor.shape, tensor.stride()
+        return DTensor.from_local(shard, mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
+
+    def wrap(self, model: CompressiveLM, options: TrainConfig) -> nn.Module:
+        """Make the model train on all processes; what is returned is to be called in training."""
+        layers = list(model.trunk.layers)
+        if options.recompute:
+            for layer in layers:  # on the layer itself, so that its parameters keep their names
+                layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
+        if options.compile:
+            # The compiler looks at the gradient of every input, and is warned that a layer's has none.
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+            # They are alike: what is compiled for one serves all. But first and last ones, evaluation and the ends of
+            # texts may each want their own, and one too many would end the run.
+            torch._dynamo.config.recompile_limit = 64
+            for layer in layers:
+                layer.compile(fullgraph=True)
+        if options.parallel == "fsdp":
+            if self.background is None:
+                raise ValueError("parallel='fsdp': expected torchrun to start the processes; see docs/scaling.md")
+            # The model is only ever called; nothing is done in place to what it returns.
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+            for layer in layers:
+                fully_shard(layer, mesh=self._mesh(self.device.type))
+                for name in ("step", "start_cache", "end_window"):
+                    if hasattr(layer, name):  # WaveNet's layers have no windows to begin and end
+                        register_fsdp_forward_method(layer, name)
+            fully_shard(model, mesh=self._mesh(self.device.type))
+            register_fsdp_forward_method(model, "step")
+            return model
+        return DistributedDataParallel(model, gradient_as_bucket_view=True) if self.size > 1 else model
+
+    @functools.cache  # noqa: B019  # there is one world in a process
+    def _mesh(self, device: str) -> Any:
+        return init_device_mesh(device, (self.size,))
+
+
+@contextlib.contextmanager
+def join(device: str) -> Iterator[World]:
+    """Join the processes that torchrun has started, or be alone."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ and "RANK" not in os.environ:
+        yield World(device=pick_device(device))
+        return
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    chosen = pick_device(f"cuda:{local}" if device in ("auto", "cuda") and torch.cuda.is_available() else device)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    store, rank, size = next(rendezvous("env://"))
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        # On one machine torchrun keeps the store when it starts its workers again, and with it the addresses of those
+        # that died. Its count of restarts keeps them apart; on several machines it is not the same everywhere.
+        store = PrefixStore(f"attempt-{restarts()}", store)
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    try:
+        yield World(rank, size, chosen, dist.new_group(backend="gloo"))
+        dist.barrier()  # a process that left early would take the others' connections with it
+    finally:
+        dist.destroy_process_group()
+
+
+def restarts() -> int:
+    """How often torchrun has started its processes again after one of them died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What of a tensor is in this process."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor put together from all processes."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,1 +1,0 @@
-"""Generation: read a run, produce text."""

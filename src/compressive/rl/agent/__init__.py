@@ -1,0 +1,1 @@
+"""The agent's network: encoder, memory core, policy and value."""

@@ -1,0 +1,1 @@
+"""What an agent acts in: the rooms, Gymnasium environments and DeepMind Lab, behind one interface."""

@@ -1,0 +1,234 @@
+"""The task: see an object, leave the room, pick the one that was not there; many lanes at once, as a tensor program.
+
+After DMLab-30's rooms_select_nonmatching_object, from facts about it (`layout`). An episode has its object. In each
+trial the first room shows it, left or right; the pad in the middle gives +1 and leads to the second room, which shows
+it again, beside another: the other one gives +10, the same one -10, and either begins the next trial. Time alone ends
+an episode.
+
+Departures: players have no inertia, and a step moves them once, by four frames' way, after turning. With `delays` the
+pad leads through a corridor, for so many steps whatever is done there; an episode is then one trial.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compressive.config.agent import TaskConfig
+from compressive.model.records import TensorRecord
+from compressive.rl.env import map as layout
+from compressive.rl.env import prng as dice
+from compressive.rl.env.render import Renderer
+from compressive.rl.env.task import Transition
+
+ACTIONS = (
+    "forward", "back", "strafe left", "strafe right", "look left", "look right",
+    "forward and left", "forward and right", "fire",
+)  # fmt: skip
+FRAMES_PER_SECOND, FRAMES_PER_STEP = 60, 4
+HUMAN, RANDOM = 65.9, 0.312
+"""Published scores per episode of the original: of people, and of a uniformly random policy."""
+FIRST, CORRIDOR, SECOND = 0, 1, 2
+_DRAWS = 8
+"""Random numbers set aside for each step."""
+
+
+def human_normalised(score: float) -> float:
+    """A score as a share of the way from random to human play."""
+    return (score - RANDOM) / (HUMAN - RANDOM)
+
+
+@dataclass(frozen=True)
+class RoomsState(TensorRecord):
+    """Everything about all lanes, (B,) each."""
+
+    x: Tensor
+    y: Tensor
+    angle: Tensor
+    room: Tensor
+    time: Tensor  # steps since the episode began
+    limit: Tensor  # and how many it may take
+    delay: Tensor  # steps that the corridor takes in this episode
+    waiting: Tensor  # steps still to be spent there
+    match: Tensor  # the object of this episode
+    other: Tensor  # what stands beside it in this trial's second room
+    example_left: Tensor  # bool: the first room shows its object on the left
+    match_left: Tensor  # bool: the second room has the match object on the left
+    key: Tensor  # of the lane's random numbers
+    clock: Tensor  # steps since the beginning of everything
+
+
+class Rooms:
+    """Lanes of the task on one device."""
+
+    n_actions = len(ACTIONS)
+
+    def __init__(
+        self, config: TaskConfig, seed: int = 0, device: torch.device | str = "cpu", compile: bool = False
+    ) -> None:
+        self.config, self.lanes = config, config.lanes
+        self.observation_shape: tuple[int, ...] = (config.height, config.width, 3)
+        self.renderer = Renderer(config.width, config.height, config.object_size, device)
+        self.delays = torch.tensor(config.delays, device=device)
+        self.places = torch.tensor([layout.EXAMPLES, layout.CHOICES], device=device)  # (rooms, sides, 2)
+        self.stride = config.speed * FRAMES_PER_STEP / FRAMES_PER_SECOND
+        self.turn = math.radians(config.turn)
+        self.limit = round(config.seconds * FRAMES_PER_SECOND / FRAMES_PER_STEP)
+        self._advance: Callable[[RoomsState, Tensor], tuple[RoomsState, Transition]]
+        self._advance = torch.compile(self.advance, fullgraph=True) if compile else self.advance
+        self.state = self.first_state(dice.keys(seed, self.lanes, device))
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        """Begin anew in every lane, with other random numbers if a seed is given; returns the observations."""
+        key = self.state.key if seed is None else dice.keys(seed, self.lanes, self.state.key.device)
+        self.state = self.first_state(key)
+        return self.observe(self.state)
+
+    def step(self, action: Tensor) -> Transition:
+        """Take one action per lane, (B,) whole numbers, see ACTIONS."""
+        self.state, transition = self._advance(self.state, action)
+        return transition
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that is needed to go on."""
+        return self.state.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from there."""
+        self.state = RoomsState.from_state_dict(state)
+
+    def first_state(self, key: Tensor) -> RoomsState:
+        """Every lane at the beginning of its first episode."""
+        zeros, no = torch.zeros_like(key), torch.zeros_like(key, dtype=torch.bool)
+        numbers = dict.fromkeys(("room", "time", "limit", "delay", "waiting", "match", "other", "clock"), zeros)
+        places = dict.fromkeys(("x", "y", "angle"), zeros.float())
+        blank = RoomsState(**places, **numbers, example_left=no, match_left=no, key=key)
+        return self._begin(blank, everyone := ~no, everyone)
+
+    def advance(self, state: RoomsState, action: Tensor) -> tuple[RoomsState, Transition]:
+        """One step of every lane, on an immutable state."""
+        state = dataclasses.replace(state, clock=state.clock + 1, time=state.time + 1)
+        state = self._move(state, action)
+        x, y = state.x, state.y
+
+        aside = abs(y - (layout.PAD.bottom + layout.PAD.top) / 2)
+        pad = (state.room == FIRST) & (x + layout.PLAYER >= layout.PAD.left) & (x - layout.PLAYER <= layout.PAD.right)
+        pad = pad & (aside <= (layout.PAD.top - layout.PAD.bottom) / 2 + layout.PLAYER)
+        waiting = torch.where(pad, state.delay, state.waiting - 1)
+        arrives = (pad | (state.room == CORRIDOR)) & (waiting <= 0)
+        enters = pad & ~arrives
+
+        (left_x, left_y), (_, right_y) = layout.CHOICES
+        near = (state.room == SECOND) & (x >= left_x - layout.REACH_BEFORE) & (x <= left_x + layout.REACH_BEHIND)
+        takes_left = near & (abs(y - left_y) <= layout.REACH_ASIDE)
+        takes_right = near & (abs(y - right_y) <= layout.REACH_ASIDE)
+        wrong = torch.where(state.match_left, takes_left, takes_right)
+        right = torch.where(state.match_left, takes_right, takes_left)
+        reward = pad.float() + 10 * right.float() - 10 * wrong.float()
+
+        # Who arrives in the second room is pushed forward, by a step.
+        room = torch.where(arrives, SECOND, torch.where(enters, CORRIDOR, state.room))
+        moved = arrives | enters
+        to_x = torch.where(arrives, layout.ARRIVAL[0] + self.stride, layout.CORRIDOR_ENTRY[0])
+        state = dataclasses.replace(
+            state,
+            room=room,
+            waiting=waiting,
+            x=torch.where(moved, to_x, x),
+            y=torch.where(moved, layout.ARRIVAL[1], y),
+            angle=torch.where(moved, 0.0, state.angle),
+        )
+        chosen = right | wrong
+        done = state.time >= state.limit
+        if self.config.ends_with_choice:
+            done = done | chosen
+        state = self._begin(state, chosen | done, done)
+        return state, Transition(self.observe(state), reward, done, right, wrong)
+
+    def observe(self, state: RoomsState) -> Tensor:
+        """What every lane sees, (B, H, W, 3) uint8."""
+        in_second = state.room == SECOND
+        left = torch.where(in_second & ~state.match_left, state.other, state.match)
+        right = torch.where(in_second & state.match_left, state.other, state.match)
+        shown_left = in_second | ((state.room == FIRST) & state.example_left)
+        shown_right = in_second | ((state.room == FIRST) & ~state.example_left)
+        return self.renderer(
+            state.x,
+            state.y,
+            state.angle,
+            torch.stack([left, right], dim=1),
+            self.places[in_second.long()],
+            torch.stack([shown_left, shown_right], dim=1),
+            state.room == CORRIDOR,
+        )
+
+    def _begin(self, state: RoomsState, trial: Tensor, episode: Tensor) -> RoomsState:
+        """Begin new trials, and new episodes, in some lanes."""
+
+        def drawn(number: int, limit: int) -> Tensor:
+            return dice.below(state.key, state.clock * _DRAWS + number, limit)
+
+        n_objects = self.config.objects
+        match = torch.where(episode, drawn(0, n_objects), state.match)
+        other = (match + 1 + drawn(1, n_objects - 1)) % n_objects
+        delay = torch.where(episode, self.delays[drawn(2, len(self.config.delays))], state.delay)
+        return dataclasses.replace(
+            state,
+            x=torch.where(trial, layout.SPAWN[0], state.x),
+            y=torch.where(trial, layout.SPAWN[1], state.y),
+            angle=torch.where(trial, 0.0, state.angle),
+            room=torch.where(trial, FIRST, state.room),
+            time=torch.where(episode, 0, state.time),
+            limit=torch.where(episode, self.limit + delay, state.limit),
+            delay=delay,
+            match=match,
+            other=torch.where(trial, other, state.other),
+            example_left=torch.where(trial, drawn(3, 2) == 0, state.example_left),
+            match_left=torch.where(trial, drawn(4, 2) == 0, state.match_left),
+        )
+
+    def _move(self, state: RoomsState, action: Tensor) -> RoomsState:
+        """Turn, then walk as far as walls allow; along one axis after the other, so that players slide."""
+
+        def any_of(*numbers: int) -> Tensor:
+            return sum((action == number).float() for number in numbers)  # type: ignore[return-value]
+
+        angle = state.angle + self.turn * (any_of(4, 6) - any_of(5, 7))
+        ahead, aside = any_of(0, 6, 7) - any_of(1), any_of(3) - any_of(2)
+        cos, sin = angle.cos(), angle.sin()
+        x = state.x + self.stride * (ahead * cos + aside * sin)
+        y = state.y + self.stride * (ahead * sin - aside * cos)
+
+        first, second = state.room == FIRST, state.room == SECOND
+
+        def inside(room: layout.Box) -> layout.Box:
+            return layout.Box(*(edge + layout.PLAYER * sign for edge, sign in zip(room, (1, -1, 1, -1), strict=True)))
+
+        one, vestibule, hall, corridor = map(
+            inside, (layout.FIRST_ROOM, layout.VESTIBULE, layout.HALL, layout.CORRIDOR)
+        )
+        in_door = (state.y >= vestibule.bottom) & (state.y <= vestibule.top)
+        second_left = torch.where(in_door, vestibule.left, hall.left)
+        low = torch.where(first, one.left, torch.where(second, second_left, corridor.left))
+        high = torch.where(first, one.right, torch.where(second, hall.right, corridor.right))
+        x = torch.minimum(torch.maximum(x, low), high)
+        x = torch.where(self._guarded(state, x, state.y), state.x, x)
+
+        in_hall = x >= hall.left
+        second_low = torch.where(in_hall, hall.bottom, vestibule.bottom)
+        second_high = torch.where(in_hall, hall.top, vestibule.top)
+        low = torch.where(first, one.bottom, torch.where(second, second_low, corridor.bottom))
+        high = torch.where(first, one.top, torch.where(second, second_high, corridor.top))
+        y = torch.minimum(torch.maximum(y, low), high)
+        y = torch.where(self._guarded(state, x, y), state.y, y)
+        return dataclasses.replace(state, x=x, y=y, angle=torch.remainder(angle + math.pi, 2 * math.pi) - math.pi)
+
+    def _guarded(self, state: RoomsState, x: Tensor, y: Tensor) -> Tensor:
+        """Whether someone there would stand in the invisible box around the first room's object."""
+        (at_x, left_y), (_, right_y) = layout.EXAMPLES
+        at_y = torch.where(state.example_left, left_y, right_y)
+        size = layout.EXAMPLE_GUARD + layout.PLAYER
+        return (state.room == FIRST) & (abs(x - at_x) < size) & (abs(y - at_y) < size)

@@ -1,0 +1,131 @@
+"""An episode to look at: what the player sees, and where it is, seen from above."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from compressive.rl.env import map as layout
+from compressive.rl.env.objects import pictures
+from compressive.rl.env.rooms import ACTIONS, CORRIDOR, FIRST, SECOND, Rooms
+from compressive.rl.env.task import Task
+from compressive.rl.policies import Player
+
+MILLISECONDS = 67
+"""A step's, at 15 steps a second."""
+_HEIGHT, _MARGIN, _CAPTION = 288, 12, 22
+_INK, _PAPER, _FLOOR, _PAD = (51, 57, 63), (255, 255, 255), (246, 226, 205), (120, 200, 140)
+_ROOMS = (layout.FIRST_ROOM, layout.VESTIBULE, layout.HALL)
+
+Frame = NDArray[np.uint8]
+
+
+@torch.no_grad()
+def watch(task: Task, player: Player, seed: int = 0) -> tuple[list[Frame], float]:
+    """Play one episode in the task's one lane; give its frames, and its return."""
+    if len(task.observation_shape) != 3:
+        raise ValueError(
+            f"observations of shape {task.observation_shape}: expected pictures, as only those can be watched"
+        )
+    observation, total = task.reset(seed), 0.0
+    action, reward = (
+        torch.zeros(1, dtype=torch.long, device=observation.device),
+        torch.zeros(1, device=observation.device),
+    )
+    start, frames = torch.ones_like(action, dtype=torch.bool), []
+    for number in range(1_000_000):
+        action = player.act(observation, action, reward, start)
+        name = ACTIONS[int(action)] if isinstance(task, Rooms) else str(int(action))
+        frames.append(_frame(task, observation[0].cpu().numpy(), f"step {number}   {name}   return {total:g}"))
+        observation, reward, start, *_ = task.step(action)
+        total += float(reward)
+        if start:
+            break
+    return frames, total
+
+
+def write(frames: list[Frame], out: Path) -> None:
+    """Write a GIF or, where the name does not end in .gif, a folder of PNGs."""
+    images = [_pillow().fromarray(frame) for frame in frames]
+    if out.suffix.lower() == ".gif":
+        out.parent.mkdir(parents=True, exist_ok=True)
+        images[0].save(out, save_all=True, append_images=images[1:], duration=MILLISECONDS, loop=0)
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    for number, image in enumerate(images):
+        image.save(out / f"{number:04d}.png")
+
+
+def _frame(task: Task, seen: Frame, caption: str) -> Frame:
+    """The view, enlarged, with the map beside it and a line below."""
+    from PIL import ImageDraw
+
+    image = _pillow()
+    scale = max(1, _HEIGHT // seen.shape[0])
+    view = np.repeat(np.repeat(seen, scale, axis=0), scale, axis=1)
+    view = np.broadcast_to(view, (*view.shape[:2], 3))
+    chart = _chart(task, view.shape[0]) if isinstance(task, Rooms) else view[:, :0]
+    sheet = image.fromarray(np.concatenate([view, chart], axis=1))
+    page = image.new("RGB", (sheet.width, sheet.height + _CAPTION), _PAPER)
+    page.paste(sheet)
+    ImageDraw.Draw(page).text((_MARGIN, sheet.height + 5), caption, fill=_INK)
+    return np.array(page)
+
+
+def _chart(task: Rooms, height: int) -> Frame:
+    """The rooms from above, with the objects that are there now and the player's field of view."""
+    from PIL import ImageDraw
+
+    image, state = _pillow(), task.state
+    room = int(state.room)
+    left, right = layout.FIRST_ROOM.left, layout.HALL.right
+    bottom, top = layout.FIRST_ROOM.bottom, layout.FIRST_ROOM.top
+    scale = (height - 2 * _MARGIN) / (top - bottom)
+    page = image.new("RGB", (round((right - left) * scale) + 2 * _MARGIN, height), _PAPER)
+    pen = ImageDraw.Draw(page)
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return _MARGIN + (x - left) * scale, _MARGIN + (top - y) * scale
+
+    def box(area: layout.Box, **colours: Any) -> None:
+        pen.rectangle([*at(area.left, area.top), *at(area.right, area.bottom)], **colours)
+
+    for area in _ROOMS:
+        box(area, fill=_FLOOR, outline=_INK, width=2)
+    door = layout.Box(layout.HALL.left - 4, layout.HALL.left + 4, layout.VESTIBULE.bottom + 4, layout.VESTIBULE.top - 4)
+    box(door, fill=_FLOOR)
+    box(layout.PAD, fill=_PAD)
+    shown: list[tuple[int, tuple[float, float]]] = []
+    match, other = int(state.match), int(state.other)
+    if room == FIRST:
+        shown = [(match, layout.EXAMPLES[0 if state.example_left else 1])]
+    elif room == SECOND:
+        sides = (match, other) if state.match_left else (other, match)
+        shown = list(zip(sides, layout.CHOICES, strict=True))
+    for kind, place in shown:
+        picture = (pictures()[kind] * 255).to(torch.uint8).numpy()
+        stamp = image.fromarray(picture[..., :3])
+        mask = image.fromarray(picture[..., 3])
+        x, y = at(*place)
+        page.paste(stamp, (round(x) - stamp.width // 2, round(y) - stamp.height // 2), mask)
+    if room == CORRIDOR:
+        pen.text(at(140, 110), f"corridor, {int(state.waiting)} steps to go", fill=_INK)
+        return np.array(page)
+    x, y, angle = float(state.x), float(state.y), float(state.angle)
+    eye = at(x, y)
+    for side in (-math.pi / 4, math.pi / 4):
+        pen.line([eye, at(x + 70 * math.cos(angle + side), y + 70 * math.sin(angle + side))], fill=_INK)
+    radius = layout.PLAYER * scale
+    pen.ellipse([eye[0] - radius, eye[1] - radius, eye[0] + radius, eye[1] + radius], fill=(200, 85, 61), outline=_INK)
+    return np.array(page)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ValueError(f"pictures need Pillow: pip install 'compressive[rl]' ({error})") from None
+    return Image

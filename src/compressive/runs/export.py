@@ -1,0 +1,41 @@
+"""A trained model as one folder to hand on: weights, configuration, tokeniser; nothing that training needed besides.
+
+config.json          the run's configuration
+model.safetensors    all weights, whole, whatever processes trained them
+tokenizer.json       from text to tokens and back
+release.json         where it came from: corpus, step
+
+Such a folder can be given to `compressive evaluate`, `generate` and `analyze` in place of a run.
+"""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from safetensors.torch import save_file
+
+from compressive.runs.run import Run
+from compressive.runs.trained import ABOUT, WEIGHTS, Trained
+
+
+def export(run: Run, out: Path, which: Literal["best", "last"] = "best", data_dir: Path | None = None) -> Path:
+    """Write a run's model into a folder that must not exist yet; it takes its name when it is whole."""
+    if out.exists():
+        raise ValueError(f"out={out} exists already: choose another folder, or remove it first")
+    trained, corpus = Trained.load(run, which), run.corpus(data_dir)
+    aside = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        save_file(trained.weights, aside / WEIGHTS, metadata={"format": "pt"})
+        (aside / "config.json").write_text(json.dumps(dataclasses.asdict(run.config), indent=1), "utf-8")
+        corpus.tokenizer.save(aside)
+        about = {"corpus": corpus.name, "step": trained.step, "checkpoint": which}
+        (aside / ABOUT).write_text(json.dumps(about, indent=1), "utf-8")
+        aside.rename(out)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return out

@@ -1,0 +1,129 @@
+"""What every room needs of the machine: its devices, signals, clocks, memory, and a record of what it is."""
+
+import contextlib
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from compressive.config import Precision
+
+
+def pick_device(name: str) -> torch.device:
+    """Turn a device's name into the device; auto takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={name!r}: expected auto, cpu or a device that is there ({error})") from error
+    return device
+
+
+def autocast(model: nn.Module, precision: Precision) -> torch.autocast:
+    """Do matrix products in the asked-for precision, wherever the model is."""
+    return torch.autocast(next(model.parameters()).device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode for a while."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+@contextlib.contextmanager
+def noted_signals() -> Iterator[list[signal.Signals]]:
+    """Note SIGINT and SIGTERM instead of dying of them; a second one acts as usual."""
+    received: list[signal.Signals] = []
+
+    def note(number: int, _: object) -> None:
+        received.append(signal.Signals(number))
+        for name in before:
+            signal.signal(name, before[name])
+
+    before = {name: signal.signal(name, note) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+class Stopwatch:
+    """Measures stretches of work on a device, and can be paused."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.clock = device, time.monotonic()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time that something else takes."""
+        self._wait()
+        began = time.monotonic()
+        yield
+        self.clock += time.monotonic() - began
+
+    def lap(self) -> float:
+        """Seconds since the last time."""
+        self._wait()
+        now = time.monotonic()
+        seconds, self.clock = now - self.clock, now
+        return max(seconds, 1e-9)
+
+    def _wait(self) -> None:
+        """Let the device finish, before the clock is read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def peak_gib(device: torch.device) -> float:
+    """The most memory that was taken: of the device or, on a CPU, of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    if sys.platform == "linux":  # where the figure below begins with what the parent had when it started this process
+        status = Path("/proc/self/status").read_text("utf-8")
+        return int(status.split("VmHWM:")[1].split()[0]) / 2**20
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
+
+
+def describe_environment() -> dict[str, Any]:
+    """What a result depends on besides the configuration."""
+    import compressive
+
+    source = Path(compressive.__file__).parent
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "command": sys.argv,
+        "commit": commit.stdout.strip() or None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "gpu": gpu,
+        "cpu_cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
