@@ -15,13 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from compressive import CompressiveLM, Memory, ModelConfig
 
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 COMPRESSIONS = ["max", "mean", "conv", "dilated", "most_used", "gru", "attention"]
 TRAINABLE = ["conv", "dilated", "gru", "attention"]
 
 
 def benchmark(name: str) -> ModuleType:
     """One of the scripts in benchmarks/."""
-    folder = str(Path(__file__).parents[1] / "benchmarks")
+    folder = str(ROOT / "benchmarks")
     if folder not in sys.path:
         sys.path.append(folder)
     return importlib.import_module(name)

@@ -5,7 +5,7 @@ compressive train enwik8-base --train.steps 1000
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import NoReturn, TypeVar
 
@@ -51,6 +51,30 @@ def main(arguments: list[str] | None = None) -> int:
     return 2
 
 
+def with_new_flags(arguments: list[str], renamed: Mapping[str, str] | None = None) -> list[str]:
+    """Return the words with the flags and values of today; those of version 0.1 go on working, unlisted.
+
+    `renamed` has a command's own flags, old to new; fields of configurations are renamed for all commands.
+    """
+    from compressive.config.presets import RENAMED, RENAMED_VALUES
+
+    flags = {_flag(old): _flag(new) for old, new in RENAMED.items()} | dict(renamed or {})
+    values = {(_flag(key), old): new for (key, old), new in RENAMED_VALUES.items()}
+    words: list[str] = []
+    for word in arguments:
+        flag, equals, value = word.partition("=")
+        flag = flags.get(flag.replace("_", "-") if flag.startswith("--") else flag, flag)
+        if equals:
+            words.append(f"{flag}={values.get((flag, value), value)}")
+        else:
+            words.append(values.get((words[-1] if words else "", flag), flag))
+    return words
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
 def leave(code: int) -> NoReturn:
     """End this process with the exit code of a command.
 
@@ -78,12 +102,20 @@ def preset_first(arguments: list[str], names: list[str], shown: str) -> tuple[st
 
 
 def run(
-    function: Callable[[Options], int], options: type[Options], arguments: list[str], prog: str, description: str
+    function: Callable[[Options], int],
+    options: type[Options],
+    arguments: list[str],
+    prog: str,
+    description: str,
+    renamed: Mapping[str, str] | None = None,
 ) -> int:
-    """Parse the words into `options`, call the function, and turn expected errors into one clear line."""
+    """Parse the words into `options`, call the function, and turn expected errors into one clear line.
+
+    `renamed` has flags that had another name in version 0.1, old to new.
+    """
     import tyro
 
-    parsed = tyro.cli(options, args=arguments, prog=prog, description=description)
+    parsed = tyro.cli(options, args=with_new_flags(arguments, renamed), prog=prog, description=description)
     return guarded(lambda: function(parsed), prog)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressive.cli import guarded, preset_first
+from compressive.cli import guarded, preset_first, with_new_flags
 from compressive.config import RunConfig, preset_names
 
 SHOWN = "enwik8"
@@ -38,7 +38,7 @@ def _train(preset: str, arguments: list[str], prog: str) -> int:
     options = tyro.cli(
         tyro.conf.AvoidSubcommands[Train],
         default=Train(default.model, default.data, default.train, Path("runs") / preset, False),
-        args=arguments,
+        args=with_new_flags(arguments),
         prog=f"{prog} PRESET" if preset == SHOWN else f"{prog} {preset}",
         description=f"Train a model. Presets: {', '.join(preset_names('data'))}. Defaults shown are those of {preset}.",
     )

@@ -28,8 +28,30 @@ def load_preset(name: str) -> dict[str, Any]:
     return merged
 
 
+RENAMED: dict[str, str] = {}
+"""Fields that had another name in version 0.1, old to new, as `table.field`. Files and flags may still use the old."""
+RENAMED_VALUES = {("train.attention", "readable"): "reference"}
+"""Values likewise."""
+
+
+def with_new_names(tables: dict[str, Any]) -> dict[str, Any]:
+    """Return the tables with the names of today."""
+    return {
+        table: {
+            (key := RENAMED.get(f"{table}.{name}", f"{table}.{name}")).split(".")[1]: _new_value(key, value)
+            for name, value in values.items()
+        }
+        for table, values in tables.items()
+    }
+
+
+def _new_value(key: str, value: Any) -> Any:
+    return RENAMED_VALUES.get((key, value), value) if isinstance(value, str) else value
+
+
 def read_tables(tables: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:
     """Turn nested tables into one dataclass each; a table or field that is not known is refused."""
+    tables = with_new_names(tables)
     for table, values in tables.items():
         require(table in kinds, "table", table, f"one of {', '.join(kinds)}")
         known = [field.name for field in dataclasses.fields(kinds[table])]

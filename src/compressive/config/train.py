@@ -10,7 +10,7 @@ from compressive.config.presets import load_preset, read_tables
 
 Precision = Literal["fp32", "bf16"]
 Parallel = Literal["ddp", "fsdp"]
-Attention = Literal["auto", "readable", "fused"]
+Attention = Literal["auto", "reference", "fused"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TrainConfig:
     precision: Precision = "fp32"
     """Arithmetic of the matrix products: fp32, or bf16 by autocast, with memory in bf16 and weights in fp32."""
     attention: Attention = "auto"
-    """What computes attention: readable, plain torch; fused, Triton kernels; auto, fused in bf16 on a GPU."""
+    """Which form of attention runs: reference, plain torch; fused, the kernels; auto, kernels in bf16 on a GPU."""
     compile: bool = False
     """Compile the layers; takes half a minute or so at the start."""
     cuda_graph: bool = True

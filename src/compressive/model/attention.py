@@ -166,7 +166,7 @@ class RelativeAttention(nn.Module):
         if self.backend != "auto":
             return self.backend
         suits = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-        return "fused" if suits and self._fits_kernels() and HAS_TRITON else "readable"
+        return "fused" if suits and self._fits_kernels() and HAS_TRITON else "reference"
 
     def _fits_kernels(self) -> bool:
         return self.content_bias.shape[1] in KERNEL_WIDTHS and not self.dropout

@@ -11,7 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 SHARED = {"shared": True}
-"""Field metadata: all batch lanes share this field, it has no batch dimension."""
+"""Field metadata: all batch rows share this field, it has no batch dimension."""
+
+
+def saved_as(name: str) -> dict[str, str]:
+    """Field metadata: in files this field has another name, the one it had in an earlier version."""
+    return {"saved as": name}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +108,7 @@ def _combine(values: Sequence[Any], function: Callable[..., Tensor], shared: boo
 def _flatten(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     parts: list[tuple[str, Any]]
     if isinstance(value, TensorRecord):
-        parts = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init]
+        parts = [(_key(field), getattr(value, field.name)) for field in dataclasses.fields(value) if field.init]
     elif isinstance(value, tuple):
         parts = [(str(i), part) for i, part in enumerate(value)]
     else:
@@ -112,6 +117,12 @@ def _flatten(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         return
     for key, part in parts:
         yield from _flatten(f"{name}.{key}" if name else key, part)
+
+
+def _key(field: "dataclasses.Field[Any]") -> str:
+    """A field's name in files."""
+    key: str = field.metadata.get("saved as", field.name)
+    return key
 
 
 def _restore(hint: Any, name: str, state: dict[str, Tensor]) -> Any:
@@ -126,7 +137,7 @@ def _restore(hint: Any, name: str, state: dict[str, Tensor]) -> Any:
     if isinstance(hint, type) and issubclass(hint, TensorRecord):
         hints = get_type_hints(hint)
         fields = [field for field in dataclasses.fields(hint) if field.init]
-        return hint(**{field.name: _restore(hints[field.name], prefix + field.name, state) for field in fields})
+        return hint(**{field.name: _restore(hints[field.name], prefix + _key(field), state) for field in fields})
     if name not in state:
         raise ValueError(f"{name!r} is missing from the saved state; was it saved by another kind of record?")
     return state[name] if hint is Tensor else hint(state[name].item())

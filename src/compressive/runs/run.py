@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-import torch
-
 from compressive.config import RunConfig
 
 if TYPE_CHECKING:

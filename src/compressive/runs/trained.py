@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from compressive.config import AnyModelConfig, EmptyMemory, ModelConfig, PerLayer, WaveNetConfig
 from compressive.architectures import build_model
+from compressive.config import AnyModelConfig, EmptyMemory, ModelConfig, PerLayer, WaveNetConfig
 from compressive.model.language_model import CompressiveLM
-from compressive.runs.run import Run
 from compressive.runs import checkpoint
+from compressive.runs.run import Run
 
 WEIGHTS, ABOUT = "model.safetensors", "release.json"
 """What a release holds instead of checkpoints; see release.py."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from compressive.cli import guarded, preset_first
+from compressive.cli import guarded, preset_first, with_new_flags
 from compressive.config import preset_names
 from compressive.config.agent import AgentRun
 
@@ -35,7 +35,7 @@ def _train(preset: str, arguments: list[str], prog: str) -> int:
     options = tyro.cli(
         Train,
         default=Train(default.model, default.task, default.agent, default.train, Path("runs") / preset, False),
-        args=arguments,
+        args=with_new_flags(arguments),
         prog=f"{prog} PRESET" if preset == SHOWN else f"{prog} {preset}",
         description=f"Train an agent. Presets: {', '.join(preset_names('task'))}. Defaults shown: those of {preset}.",
     )

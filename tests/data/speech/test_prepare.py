@@ -1,0 +1,177 @@
+"""`compressive data prepare speech`: from sound files to a corpus, and what becomes of bad ones."""
+
+import json
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from helpers import ROOT
+from speech_helpers import tone, write_sound
+
+from compressive.cli import main
+from compressive.data.corpus import Corpus, SplitInfo
+from compressive.data.speech.audio import read_wav
+from compressive.data.speech.codes import MuLawTokenizer
+
+REAL = ROOT.parent / "shared" / "data" / "speech" / "callie"
+
+
+def prepare(*words):
+    return main(["data", "prepare", *map(str, words)])
+
+
+@pytest.fixture
+def clips(tmp_path):
+    for split, names in (("train", "abc"), ("valid", "d"), ("test", "e")):
+        for i, name in enumerate(names):
+            write_sound(tmp_path / "in" / split / f"{name}.wav", tone(0.3 + 0.1 * i, 16_000), 16_000)
+    return tmp_path / "in"
+
+
+def test_a_corpus_of_clips(clips, tmp_path, capsys):
+    assert prepare("speech", "--source", clips, "--data-dir", tmp_path / "data") == 0
+    corpus = Corpus.open(tmp_path / "data" / "speech")
+    corpus.verify()
+    assert corpus.tokenizer.kind == "mulaw"
+    assert corpus.starts("train").tolist() == [0, 7200, 16800]
+    assert corpus.starts("test").tolist() == [0]
+    assert [clip.source for clip in corpus.clips] == [f"train/{x}.wav" for x in "abc"] + ["valid/d.wav", "test/e.wav"]
+    info = corpus.manifest.splits["train"]
+    assert info == SplitInfo(28_800, 57_600, 0, info.sha256)
+    heard = np.frombuffer(corpus.tokenizer.decode(corpus.split("train")[:7200]), "<i2")
+    assert np.abs(heard / 32768 - tone(0.3)).max() < 0.03
+    assert prepare("speech", "--source", clips, "--data-dir", tmp_path / "data") == 0
+    assert "already prepared" in capsys.readouterr().out
+
+
+def test_sixteen_bits(clips, tmp_path):
+    samples = (3000 * np.sin(np.arange(9000) / 9)).astype(np.int16)
+    write_sound(clips / "test" / "e.wav", samples)
+    assert prepare("speech", "--source", clips, "--data-dir", tmp_path, "--tokenizer", "pcm16", "--name", "x") == 0
+    corpus = Corpus.open(tmp_path / "x")
+    assert corpus.vocab_size == 65_536
+    assert np.array_equal(corpus.split("test").astype(int) - 32_768, samples)
+
+
+def test_bad_clips_are_named_counted_and_left_out(clips, tmp_path, capsys):
+    bad = clips / "train"
+    (bad / "empty.wav").touch()
+    (bad / "corrupt.flac").write_bytes(b"fLaC" + bytes(range(200)))
+    whole = write_sound(bad / "cut.flac", np.random.default_rng(0).normal(0, 0.1, 48_000)).read_bytes()
+    (bad / "cut.flac").write_bytes(whole[: len(whole) // 2])
+    write_sound(bad / "short.wav", tone(0.010))
+    write_sound(bad / "silent.wav", np.zeros(24_000))
+    (bad / "unknown.wav").write_bytes(b"what is this?")
+    (bad / "song.m4a").write_bytes(b"unread")
+    (bad / "text.txt").write_text("unread")
+    assert prepare("speech", "--source", clips, "--data-dir", tmp_path / "data") == 0
+    said = capsys.readouterr().err
+    for line in (
+        "not read, as no sound: 1 .m4a, 1 .txt",
+        "left out 6 of 11 clips",
+        "train/empty.wav: is empty",
+        "train/corrupt.flac: cannot be read as sound",
+        "train/cut.flac: cannot be read as sound",
+        "train/short.wav: is 10 ms long, expected at least 100 ms",
+        "train/silent.wav: is silent",
+        "train/unknown.wav: cannot be read as sound (Format not recognised)",
+    ):
+        assert line in said
+    corpus = Corpus.open(tmp_path / "data" / "speech")
+    assert [clip.source for clip in corpus.clips if clip.split == "train"] == [f"train/{x}.wav" for x in "abc"]
+    assert len(corpus.split("train")) == 28_800
+
+
+def test_where_nothing_is_left_it_is_refused_and_nothing_is_written(clips, tmp_path, capsys):
+    write_sound(clips / "test" / "e.wav", np.zeros(24_000))
+    assert prepare("speech", "--source", clips, "--data-dir", tmp_path / "data") == 2
+    said = capsys.readouterr().err
+    assert "no usable clip for the test split, 1 left out" in said
+    assert "test/e.wav: is silent" in said
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_without_a_source_the_embedded_seconds_are_taken(tmp_path, capsys):
+    assert prepare("speech", "--data-dir", tmp_path) == 0
+    assert "no --source" in capsys.readouterr().err
+    corpus = Corpus.open(tmp_path / "speech")
+    assert 7 < len(corpus.split("train")) / 24_000 < 9
+    assert prepare("speech", "--data-dir", tmp_path) == 0
+    assert "already prepared" in capsys.readouterr().out
+
+
+def test_much_sound_takes_little_memory(tmp_path):
+    """Ten minutes as one clip, 29 MB of samples, and as many again for the others."""
+    noise = np.random.default_rng(0).normal(0, 0.1, 24_000)
+    for split in ("train", "valid", "test"):
+        write_sound(tmp_path / "in" / split / "long.wav", np.tile(noise, 600).astype(np.float32), subtype="PCM_16")
+    tracemalloc.start()
+    assert prepare("speech", "--source", tmp_path / "in", "--data-dir", tmp_path / "data") == 0
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 25e6
+    assert len(Corpus.open(tmp_path / "data" / "speech").split("train")) == 600 * 24_000
+
+
+def test_sound_has_its_own_codes_and_text_has_its(clips, tmp_path, capsys):
+    assert prepare("speech", "--source", clips, "--tokenizer", "bpe", "--data-dir", tmp_path) == 2
+    assert "tokenizer='bpe'" in capsys.readouterr().err
+    assert prepare("text", clips, "--tokenizer", "mulaw", "--data-dir", tmp_path) == 2
+    assert "mulaw, pcm16 are for sound" in capsys.readouterr().err
+
+
+def test_without_soundfile_the_command_says_what_to_install(clips, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    assert prepare("speech", "--source", clips, "--data-dir", tmp_path) == 2
+    assert "pip install 'compressive[audio]'" in capsys.readouterr().err
+
+
+def test_published_speech_is_fetched_and_checked(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def fetch(url, path, sha256):
+        asked.append((url, sha256))
+        raise OSError("no network here")
+
+    monkeypatch.setattr("compressive.data.speech.prepare.download", fetch)
+    assert prepare("ljspeech", "--data-dir", tmp_path) == 2
+    assert asked == [
+        (
+            "https://data.keithito.com/data/speech/LJSpeech-1.1.tar.bz2",
+            "be1a30453f28eb8dd26af4101ae40cbf2c50413b1bb21936cbcdc6fae3de8aa5",
+        )
+    ]
+
+
+def test_a_clip_list_that_was_changed_is_noticed(clips, tmp_path):
+    prepare("speech", "--source", clips, "--data-dir", tmp_path / "data")
+    corpus = Corpus.open(tmp_path / "data" / "speech")
+    path = corpus.folder / "clips.csv"
+    path.write_text(path.read_text().replace("16800", "16801"))
+    with pytest.raises(ValueError, match=r"clips\.csv has SHA-256"):
+        corpus.verify()
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is not there")
+def test_callie(tmp_path):
+    assert prepare("speech", "--source", REAL, "--data-dir", tmp_path) == 0
+    corpus = Corpus.open(tmp_path / "speech")
+    found = {name: info.tokens for name, info in corpus.manifest.splits.items()}
+    assert found == {"train": 29_469_232, "valid": 1_872_874, "test": 3_543_693}
+    assert {name: len(corpus.starts(name)) for name in found} == {"train": 1016, "valid": 67, "test": 132}
+    assert json.loads((corpus.folder / "manifest.json").read_text())["sources"].keys() == {
+        "train.flac", "valid.flac", "test.flac", "manifest.csv",
+    }  # fmt: skip
+
+
+def test_a_wav_of_our_own_can_be_prepared_again(tmp_path):
+    tokenizer = MuLawTokenizer()
+    from compressive.data.speech.audio import write_wav
+
+    codes = np.random.default_rng(0).integers(0, 256, 5000)
+    for i, split in enumerate(("train", "valid", "test")):
+        write_wav(tmp_path / "in" / split / "a.wav", tokenizer.decode(np.roll(codes, i)))
+    assert prepare("speech", "--source", tmp_path / "in", "--data-dir", tmp_path) == 0
+    assert np.array_equal(Corpus.open(tmp_path / "speech").split("train"), codes)
+    assert len(read_wav(tmp_path / "in" / "train" / "a.wav")) == 5000

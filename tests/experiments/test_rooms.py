@@ -1,0 +1,59 @@
+"""The experiment and the benchmark of the agent, at a tiny size, without what a bare GPU machine lacks."""
+
+import json
+import os
+import subprocess
+import sys
+
+from helpers import ROOT
+
+BLOCK = "import sys\nfor name in ('gymnasium', 'ray', 'tyro', 'tokenizers', 'PIL'): sys.modules[name] = None\n"
+
+
+def run(script, *words):
+    """Run a script as it would be, with the packages that it must not need out of reach."""
+    words = [script, *map(str, words)]
+    code = f"{BLOCK}import runpy; sys.argv = {words!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_the_experiment_writes_one_file_and_goes_on(tmp_path):
+    results = tmp_path / "rooms.json"
+    words = [
+        "--preset", "rooms-tiny", "--lanes", 4, "--batch", 2, "--minutes", 5, "--delays", 0, 3, "--episodes", 8,
+        "--out", tmp_path / "run", "--results", results, "--seed", 3, "--rate", 8,
+    ]  # fmt: skip
+    done = run("experiments/rooms.py", *words, "--steps", 256)
+    assert done.returncode == 0, done.stderr
+    done = run("experiments/rooms.py", *words, "--steps", 768)
+    assert done.returncode == 0, done.stderr
+    assert "from step 256" in done.stdout
+    found = json.loads(results.read_text())
+    assert (found["steps"], found["seed"], found["curve"][-1]["step"]) == (768, 3, 768)
+    assert found["environment"]["commit"]
+    assert found["config"]["model"]["compression_rate"] == 8
+    assert found["reach beyond the window, steps"] == 64 + 8 * 64
+    assert set(found["played"]) == {f"{who}, delay {n}" for who in ("agent", "random", "oracle") for n in (0, 3)}
+    assert found["played"]["agent, delay 3"]["episodes"] == 8
+    assert found["played"]["oracle, delay 3"]["return"] == 11
+
+    # Drawing may need what training must not.
+    words = ["experiments/rooms.py", "--results", results, "--figure", tmp_path / "curve.png"]
+    done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_benchmark_measures_every_part(tmp_path):
+    results = tmp_path / "speed.json"
+    done = run(
+        "benchmarks/rooms.py", "--preset", "rooms-tiny", "--lanes", 4, "--cores", "txl", "--seconds", 0.01,
+        "--results", results,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(results.read_text())["rows"]
+    assert row["core"] == "txl"
+    assert all(row[f"{part} steps/s"] > 0 for part in ("task", "acting", "learning", "training"))

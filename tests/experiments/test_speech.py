@@ -1,0 +1,90 @@
+"""The speech experiment at tiny size: equal samples, stopped and continued, and without what reads sound files."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT
+from speech_helpers import tiny_speech
+
+SCRIPT = ROOT / "experiments" / "speech.py"
+BARE = "import runpy, sys; sys.modules |= dict.fromkeys(('soundfile', 'soxr', 'tyro', 'tokenizers')); " + (
+    f"sys.argv = [{str(SCRIPT)!r}, *sys.argv[1:]]; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+)
+
+
+def run(*words, cwd):
+    return subprocess.run(
+        [sys.executable, "-c", BARE, *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The experiment begun, stopped for lack of time, and continued to its end."""
+    home = tmp_path_factory.mktemp("experiment")
+    tiny_speech(home / "data")
+    words = [
+        "--corpus", "tiny", "--family", "speech-small", "--chunk", 128, "--batch", 2, "--seconds", 1, "--eager",
+        "--precision", "fp32", "--points", 2, "--curve-samples", 400, "--test-samples", 500, "--lanes", 2,
+        "--draw", 0.005, "--out", "out", "--results", "results.json", "--commit", "abc",
+    ]  # fmt: skip
+    stopped = run(*words, "--sitting", 1, cwd=home)
+    assert stopped.returncode == 75, stopped.stderr
+    assert "not done yet" in stopped.stdout
+    alone = run(*words, "--only", "wavenet", "--sitting", 300, cwd=home)
+    assert alone.returncode == 0, alone.stderr
+    found = json.loads((home / "results.json").read_text())
+    assert (list(found["models"]), found["complete"]) == (["wavenet"], False)
+    done = run(*words, "--sitting", 300, cwd=home)
+    assert done.returncode == 0, done.stderr
+    return home
+
+
+def test_all_models_see_equally_many_samples(home):
+    found = json.loads((home / "results.json").read_text())
+    assert found["complete"]
+    assert found["commit"] == "abc"
+    assert found["hardware"]["torch"]
+    seen = {name: model["samples seen"] for name, model in found["models"].items()}
+    assert set(seen) == {"compressive", "transformer-xl", "wavenet"}
+    assert set(seen.values()) == {found["plan"]["samples"]}
+    sizes = [model["parameters"] for model in found["models"].values()]
+    assert max(sizes) / min(sizes) < 1.03
+
+
+def test_curves_are_of_the_same_updates_and_the_same_samples(home):
+    found = json.loads((home / "results.json").read_text())
+    curves = [model["curves"] for model in found["models"].values()]
+    for split in ("valid", "test"):
+        updates = [[point["update"] for point in curve[split]] for curve in curves]
+        assert updates[0] == updates[1] == updates[2]
+        assert len(updates[0]) >= 2
+    assert found["training speed as a share of WaveNet's"]["wavenet"] == 1
+    for model in found["models"].values():
+        assert model["best"]["test"]["samples"] == model["last"]["test"]["samples"] == 500
+        assert model["best"]["valid"]["bits"] <= model["last"]["valid"]["bits"] + 0.2
+        assert model["samples per second"] > 0
+    assert set(found["floors, bits per sample of the test split"]) == {"unigram", "bigram", "linear prediction"}
+    assert (home / "out" / "wavenet.wav").stat().st_size == 44 + 2 * 120
+
+
+def test_a_figure_is_drawn_of_the_results(home, monkeypatch):
+    script = runpy.run_path(str(SCRIPT))
+    monkeypatch.setattr(
+        sys, "argv", ["speech.py", "--results", str(home / "results.json"), "--figure", str(home / "a.png")]
+    )
+    assert script["main"]() == 0
+    assert (home / "a.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_plan_is_not_changed_on_the_way(home, monkeypatch):
+    script = runpy.run_path(str(SCRIPT))
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "argv", ["speech.py", "--corpus", "tiny", "--out", "out", "--results", "results.json"])
+    with pytest.raises(SystemExit, match="was made with another family, chunk, batch"):
+        script["main"]()
