@@ -11,7 +11,7 @@ from pathlib import Path
 
 from compressive.config import RunConfig
 
-RATES = Path(__file__).with_name("results") / "pg19-rate-h200.json"
+RATES = Path(__file__).with_name("results") / "pg19-rate" / "2026-11-15-h200.json"
 TOKENS = 100e9  # section 5.1: "around 100 billion subword tokens"
 MACHINE = 8  # GPUs with NVLink between them
 NVLINK, NETWORK = 450e9, 50e9  # bytes per second and direction for one GPU: NVLink 4, and 400 Gb/s of InfiniBand

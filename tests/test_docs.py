@@ -59,7 +59,7 @@ def test_the_readme_has_commands():
 
 
 def test_the_readme_s_quickstart_figures_are_those_of_its_results():
-    result = json.loads((ROOT / "experiments" / "results" / "quickstart.json").read_text("utf-8"))["report"]
+    result = json.loads((ROOT / "experiments" / "results" / "quickstart" / "2026-11-15-cpu.json").read_text("utf-8"))["report"]
     test, worth = result["test"], result["compressed_memory_is_worth"]
     row = f"| **{test['bits']:.3f}** | {test['xz']:.3f} | {test['xz_after_training']:.3f} | "
     assert row + f"{worth['mean']:.3f} ± {worth['error']:.3f} |" in README
@@ -74,10 +74,10 @@ def played(file, who):
 
 def test_the_figures_of_the_agent_are_those_of_its_results():
     for shown, name in (("agent", "agent"), ("chance", "random"), ("oracle", "oracle")):
-        assert f"| {shown} | {played('rooms-tiny-cpu.json', name)} |" in README
+        assert f"| {shown} | {played('rooms-tiny/2026-11-16-cpu-seed0.json', name)} |" in README
     page = (ROOT / "docs" / "agent.md").read_text("utf-8")
-    for seed, file in enumerate(["rooms-tiny-cpu.json", *(f"rooms-tiny-seed{n}-cpu.json" for n in range(1, 5))]):
-        assert f"| {seed} | {played(file, 'agent')} |" in page
+    for seed in range(5):
+        assert f"| {seed} | {played(f'rooms-tiny/2026-11-16-cpu-seed{seed}.json', 'agent')} |" in page
 
 
 def test_the_readme_tree_shows_every_module():

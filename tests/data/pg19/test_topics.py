@@ -23,7 +23,7 @@ THEMES = {
 """75 invented words each."""
 
 
-RESULTS = ROOT / "experiments" / "results" / "pg19-topics.json"
+RESULTS = ROOT / "experiments" / "results" / "pg19-topics" / "2026-11-15-cpu.json"
 
 
 def ignore(size):

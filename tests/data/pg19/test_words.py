@@ -13,7 +13,7 @@ from compressive.data.pg19.catalogue import official
 from compressive.data.pg19.words import OFFICIAL, count_words
 from compressive.data.tokenizer import ByteTokenizer
 
-RESULTS = ROOT / "experiments" / "results" / "pg19-words.json"
+RESULTS = ROOT / "experiments" / "results" / "pg19-words" / "2026-11-15-cpu.json"
 
 
 @pytest.mark.parametrize(
