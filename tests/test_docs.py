@@ -59,7 +59,8 @@ def test_the_readme_has_commands():
 
 
 def test_the_readme_s_quickstart_figures_are_those_of_its_results():
-    result = json.loads((ROOT / "experiments" / "results" / "quickstart" / "2026-11-15-cpu.json").read_text("utf-8"))["report"]
+    path = ROOT / "experiments" / "results" / "quickstart" / "2026-11-15-cpu.json"
+    result = json.loads(path.read_text("utf-8"))["report"]
     test, worth = result["test"], result["compressed_memory_is_worth"]
     row = f"| **{test['bits']:.3f}** | {test['xz']:.3f} | {test['xz_after_training']:.3f} | "
     assert row + f"{worth['mean']:.3f} ± {worth['error']:.3f} |" in README
