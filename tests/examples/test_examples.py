@@ -1,0 +1,52 @@
+"""The scripts of examples/ run as their docstrings say, and what they print is what they promise."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+def run(name: str, *arguments: str, folder: Path) -> str:
+    result = subprocess.run(
+        [sys.executable, EXAMPLES / name, *arguments], cwd=folder, capture_output=True, text=True, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_own_data_is_learnt(tmp_path):
+    printed = run("own_data.py", "--out", "out", folder=tmp_path)
+    (bits,) = re.findall(r"^test: ([\d.]+) bits per character after 150 steps", printed, re.MULTILINE)
+    assert float(bits) < 4.2  # letters alone, by their frequency, cost about 4.5
+    assert (tmp_path / "out" / "run" / "config.json").is_file()
+    assert "It was a" in printed or len(printed) > 500
+
+
+def test_the_trunk_remembers_in_another_model(tmp_path):
+    printed = run("trunk_in_your_model.py", "--steps", "100", folder=tmp_path)
+    ((first, last),) = re.findall(r"^loss ([\d.]+) to ([\d.]+)$", printed, re.MULTILINE)
+    assert float(last) < float(first) / 4
+    (shares,) = re.findall(r"^accuracy at the end of each window: (.*)$", printed, re.MULTILINE)
+    accuracies = [int(share.rstrip("%")) for share in shares.split(", ")]
+    assert len(accuracies) == 4
+    assert min(accuracies) > 80  # chance is 25
+
+
+def test_a_compressor_of_one_s_own_trains(tmp_path):
+    printed = run("custom_compressor.py", "--steps", "120", folder=tmp_path)
+    ((first, last),) = re.findall(r"^loss ([\d.]+) to ([\d.]+) nats per byte", printed, re.MULTILINE)
+    assert float(last) < float(first) - 0.8
+    assert re.search(r"^trained by the compression loss alone: 8320 parameters$", printed, re.MULTILINE)
+    assert re.search(r"^compression loss \d", printed, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_opens_with_its_command(path):
+    lines = path.read_text("utf-8").splitlines()
+    assert lines[2] == f"python examples/{path.name}"
