@@ -1,17 +1,18 @@
-"""How cost grows: time per token of a training step, and memory, by compressed size and by window.
+"""How time per token of a training step, and memory, grow with the compressed memory and with the window.
 
-    python benchmarks/growth.py --size base --json growth.json --plot growth.png
+    python benchmarks/growth.py --size base --json benchmarks/results/growth/DATE-h200.json --plot docs/growth.png
     python benchmarks/growth.py --size tiny --json growth.json --plot growth.png     # a minute or two on a CPU
+    python benchmarks/growth.py --plot-only benchmarks/results/growth/DATE-cpu.json --plot docs/growth.png
 
-The paper gives attention a cost of O(n_s² + n_s (n_m + n_cm)) per window, which is a + b (n_s + n_m + n_cm) per
-token; a line of that shape is fitted to each sweep, and the picture shows how far measured points are off it. One
-sweep enlarges compressed memory and leaves all else; the other enlarges the window, both memories as large as it, with
-fewer lanes for longer windows, so that a step always reads as many tokens. Slopes differ: slots are also projected to
-keys and values, once per window, which the formula leaves out and a longer window shares among more tokens.
+The paper gives attention a cost of O(n_s² + n_s (n_m + n_cm)) per window, which is a + b (n_s + n_m + n_cm) per token.
+A line of that form is fitted to each sweep; the figure shows the measured points beside it. One sweep enlarges the
+compressed memory and changes nothing else. The other enlarges the window and both memories together and lowers the
+batch size, so that each step reads the same number of tokens. The slopes differ: slots are also projected to keys and
+values once per window, which the formula leaves out and which a longer window divides among more tokens.
 
-Random tokens, nothing compiled, bf16 on a GPU and fp32 on a CPU, where every point has a process of its own, as memory
-is the process's; a point that fails says why. On a machine that others use too, --rounds measures all points in turns
-and keeps each one's fastest.
+Random tokens, no compilation, bf16 on a GPU and fp32 on a CPU. On a CPU each point runs in its own process, because
+memory is that of the process. A point that fails holds its error message. On a shared machine use --rounds: all points
+are measured in rotation, and the fastest round of each is kept.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import dataclasses
 import gc
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,13 +32,13 @@ import torch
 
 from compressive import bench
 from compressive.bench import Row
-from compressive.config import Attention, ModelConfig, RunConfig, TrainConfig
+from compressive.config import Attention, ModelConfig, Precision, RunConfig, TrainConfig
 from compressive.runtime import pick_device
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model, how many tokens a step of it reads, and the sweeps."""
+    """A model, the number of tokens per step, and the values of both sweeps."""
 
     model: ModelConfig
     tokens: int
@@ -46,7 +48,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Point:
-    """What is measured at once."""
+    """One configuration to measure."""
 
     attention: Attention
     window: int
@@ -63,25 +65,33 @@ SIZES = {
         tokens=4096, compressed=(0, 256, 512, 1024, 2048, 4096, 8192), windows=(128, 256, 512, 1024, 2048),
     ),
 }  # fmt: skip
-COLOURS = {"readable": "#2f6690", "fused": "#c8553d"}
-FIGURES = {
-    "µs per token": "µs per token of a training step",
-    "peak GiB": "peak memory in GiB" + ("" if torch.cuda.is_available() else ", of the process"),
-}
+COLOURS = {"reference": "#2f6690", "fused": "#c8553d"}
+FIGURES = {"µs per token": "µs per token of a training step", "peak GiB": "peak memory, GiB"}
+"""Keys of a row, and what a figure calls them."""
+RENAMED = {"readable": "reference"}
+"""Names of attention in results files written before 2026-11-18."""
 
 
 def main() -> None:
-    """Measure and print; as a child, measure one point."""
+    """Measure, print, write and plot; with --child, measure one point; with --plot-only, plot only."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="base" if torch.cuda.is_available() else "tiny")
-    parser.add_argument("--compressed", type=numbers, help="compressed sizes, with commas, if not the size's own")
-    parser.add_argument("--windows", type=numbers, help="windows, with commas, if not the size's own")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=1, help="how often every point is measured")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument(
+        "--compressed", type=numbers, help="compressed sizes, separated by commas (default: the size's own)"
+    )
+    parser.add_argument("--windows", type=numbers, help="windows, separated by commas (default: the size's own)")
+    parser.add_argument("--steps", type=int, default=8, help="training steps that are timed (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each point is measured (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="results file to write")
+    parser.add_argument("--plot", type=Path, help="PNG to write")
+    parser.add_argument("--plot-only", type=Path, metavar="RESULTS", help="plot this results file; measure nothing")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.plot_only is not None:
+        if options.plot is None:
+            parser.error("--plot-only needs --plot")
+        plot_results(json.loads(options.plot_only.read_text("utf-8")), options.plot)
+        return
     if options.child is not None:
         print(json.dumps(measure(Point(**json.loads(options.child)), SIZES[options.size], options.steps)))
         return
@@ -107,22 +117,22 @@ def main() -> None:
         what = f"how the cost of a training step grows, {options.size}; on a CPU memory is that of the process"
         bench.write_results(options.json, what, " ".join(["python", *sys.argv]), rows, fits=fits)
     if options.plot:
-        plot(rows, fits, options.size, options.plot)
+        plot(rows, fits, options.size, options.plot, on_gpu=torch.cuda.is_available())
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Read numbers with commas between them."""
+    """Parse integers separated by commas."""
     return tuple(int(word) for word in text.split(",") if word)
 
 
 def backends() -> tuple[Attention, ...]:
-    """What can compute attention here."""
+    """Return the forms of attention that run on this machine."""
     fused = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-    return ("readable", "fused") if fused else ("readable",)
+    return ("reference", "fused") if fused else ("reference",)
 
 
 def sweeps_of(window: int, compressed: tuple[int, ...], windows: tuple[int, ...]) -> dict[str, list[Point]]:
-    """The points of both sweeps, for all backends."""
+    """Return the points of both sweeps, for each form of attention."""
     return {
         "compressed size": [Point(backend, window, size) for backend in backends() for size in compressed],
         "window": [Point(backend, size, size) for backend in backends() for size in windows],
@@ -130,7 +140,7 @@ def sweeps_of(window: int, compressed: tuple[int, ...], windows: tuple[int, ...]
 
 
 def measured(sweeps: dict[str, list[Point]], size: Size, rounds: int, run: Callable[[Point], Row]) -> list[Row]:
-    """One row for every point of every sweep; a point that both have is measured once."""
+    """Return one row per point of each sweep; a point of both sweeps is measured once."""
     found: dict[Point, list[Row]] = {point: [] for points in sweeps.values() for point in points}
     for _ in range(rounds):
         for point, rows in found.items():
@@ -146,27 +156,27 @@ def measured(sweeps: dict[str, list[Point]], size: Size, rounds: int, run: Calla
 
 
 def name_of(point: Point) -> str:
-    """A point in words."""
+    """Return the name of a point's row."""
     return f"{point.attention}, window {point.window}, compressed {point.compressed}"
 
 
 def fastest(rounds: list[Row]) -> Row:
-    """The round whose steps took least, or the first error."""
+    """Return the round with the shortest steps, or the first error."""
     return next((row for row in rounds if "error" in row), None) or min(rounds, key=lambda row: row["ms per step"])
 
 
 def recent(point: Point, size: Size) -> int:
-    """Recent memory is as large as the window, or as the size has it where the window is the size's own."""
+    """Return the size of the recent memory: the window's, or the model's own at the model's own window."""
     memory = size.model.memory_size
     assert isinstance(memory, int)
     return memory if point.window == size.model.window else point.window
 
 
 def measured_here(point: Point, size: Size, steps: int) -> Row:
-    """Measure one point and leave the device as it was; what goes wrong is a row as well."""
+    """Measure one point in this process and free its memory; an exception becomes an error row."""
     try:
         return measure(point, size, steps)
-    except Exception as error:  # a row that fails is a row
+    except Exception as error:  # an error is a result too
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
     finally:
         gc.collect()
@@ -179,7 +189,7 @@ def measure(point: Point, size: Size, steps: int) -> Row:
     model = dataclasses.replace(
         size.model, window=point.window, memory_size=recent(point, size), compressed_size=point.compressed
     )
-    precision = "bf16" if device.type == "cuda" else "fp32"
+    precision: Precision = "bf16" if device.type == "cuda" else "fp32"
     train = TrainConfig(batch=size.tokens // point.window, precision=precision, attention=point.attention)
     config = RunConfig(model=model, train=train)
     row = bench.measure(bench.ours(config, device), config, device, steps, drawn=0)
@@ -189,7 +199,7 @@ def measure(point: Point, size: Size, steps: int) -> Row:
 def fit(rows: list[Row], sweep: str, attention: str, key: str) -> Row:
     """Fit a + b (n_s + n_m + n_cm) to a sweep by least squares.
 
-    A model without compressed memory does not compress either, which is part of everything else's a: not fitted to.
+    Points without compressed memory are left out: they run no compression, so their constant a is another one.
     """
     found: Row = {"sweep": sweep, "attention": attention, "figure": key}
     chosen = [row for row in rows if (row["sweep"], row["attention"]) == (sweep, attention)]
@@ -203,21 +213,33 @@ def fit(rows: list[Row], sweep: str, attention: str, key: str) -> Row:
 
 
 def attended(row: Row) -> int:
-    """How many slots a token may attend to, n_s + n_m + n_cm."""
+    """Return the number of slots that a token attends to, n_s + n_m + n_cm."""
     return int(row["window"] + row["memory"] + row["compressed"])
 
 
 def describe(line: Row) -> str:
-    """A fitted line in words."""
+    """Return a fitted line as text."""
     name = f"{line['attention']}, by {line['sweep']}, {line['figure']}: "
     if "error" in line:
-        return name + line["error"]
+        return f"{name}{line['error']}"
     formula = f"{line['constant']:.3g} + {line['per 1000 slots']:.3g} per 1,000 slots"
     return f"{name}{formula}; no point further off than {line['furthest off']:.0%}"
 
 
-def plot(rows: list[Row], fits: list[Row], size: str, to: Path) -> None:
-    """Draw points and lines: a column for each sweep, a row for each figure."""
+def plot_results(results: dict[str, Any], to: Path) -> None:
+    """Plot a results file that this script has written."""
+    found = re.search(r"grows, (\w+)", results["what"])
+    if found is None:
+        raise SystemExit("not a results file of this script")
+    rows, fits = (
+        [row | {"attention": RENAMED.get(row["attention"], row["attention"])} for row in results[key]]
+        for key in ("rows", "fits")
+    )
+    plot(rows, fits, found[1], to, on_gpu=results["hardware"]["gpu"] is not None)
+
+
+def plot(rows: list[Row], fits: list[Row], size: str, to: Path, on_gpu: bool) -> None:
+    """Plot points and fitted lines: one column per sweep, one row per figure."""
     from compressive import plotting as plots
 
     drawn = plots.figure(10, 7)
@@ -228,20 +250,25 @@ def plot(rows: list[Row], fits: list[Row], size: str, to: Path) -> None:
         for axes, sweep in zip(across, sweeps, strict=True):
             for line in fits:
                 if (line["sweep"], line["figure"]) == (sweep, key):
-                    draw_line(
+                    plot_line(
                         axes, [r for r in rows if (r["sweep"], r["attention"]) == (sweep, line["attention"])], line
                     )
             axes.set_ylim(bottom=0)
             axes.legend(frameon=False, fontsize=8.5, loc="upper left")
             others = "all else fixed" if sweep == "compressed size" else "both memories as large, tokens per step fixed"
-            plots.tidy(axes, f"{size}: {label}", f"{sweep}, {others}")
+            of_process = ", whole process" if key == "peak GiB" and not on_gpu else ""
+            plots.tidy(axes, f"{size}: {label}{of_process}", f"{sweep} ({others})")
     drawn.supxlabel(caption(rows), fontsize=8.5, color=plots.INK)
     plots.save(drawn, to)
 
 
-def draw_line(axes: Any, sweep: list[Row], line: Row) -> None:
-    """Points of one backend and its line; what compresses nothing is hollow, what failed a cross on the axis."""
+def plot_line(axes: Any, sweep: list[Row], line: Row) -> None:
+    """Plot the points and the line of one form of attention.
+
+    Points without compressed memory are hollow; points that failed are crosses on the axis.
+    """
     key, colour = line["figure"], COLOURS[line["attention"]]
+    label = f"{line['attention']} attention"
     by = "compressed" if line["sweep"] == "compressed size" else "window"
     for row in sweep:
         if key in row:
@@ -250,23 +277,23 @@ def draw_line(axes: Any, sweep: list[Row], line: Row) -> None:
         else:
             axes.plot(row[by], 0, "x", color=colour, clip_on=False, zorder=3)
     if "error" in line:
-        axes.plot([], [], "o", color=colour, label=line["attention"])
+        axes.plot([], [], "o", color=colour, label=label)
         return
     ends = sorted((row for row in sweep if key in row), key=attended)
     heights = [line["constant"] + line["per 1000 slots"] * attended(row) / 1000 for row in ends]
-    axes.plot([row[by] for row in ends], heights, color=colour, linewidth=1.2, alpha=0.7, label=line["attention"])
+    axes.plot([row[by] for row in ends], heights, color=colour, linewidth=1.2, alpha=0.7, label=label)
 
 
 def caption(rows: list[Row]) -> str:
-    """What the picture shows and what was fitted."""
+    """Return the text below the figure: what is shown, what was fitted, what failed."""
     lines = [
-        "Points: measured. Lines: a + b (n_s + n_m + n_cm), the paper's n_s² + n_s (n_m + n_cm) among n_s tokens;",
-        "a and b by least squares over the filled points of each line: a is all that does not depend on memory sizes.",
+        "Points: measured. Lines: a + b (n_s + n_m + n_cm), which is the paper's n_s² + n_s (n_m + n_cm) per token;",
+        "a and b are fitted by least squares to the filled points. a is the cost that does not depend on memory sizes.",
     ]
     if any(row["compressed"] == 0 for row in rows):
-        lines.append("Hollow: no compressed memory, so nothing is compressed either; not fitted to.")
+        lines.append("Hollow points have no compressed memory and run no compression; they are not part of the fit.")
     if failed := {row["name"]: row["error"] for row in rows if "error" in row}:
-        lines += ["Crosses could not be measured:", *(f"{name}: {error[:90]}" for name, error in failed.items())]
+        lines += ["Crosses failed:", *(f"{name}: {error[:90]}" for name, error in failed.items())]
     return "\n".join(lines)
 
 

@@ -1,20 +1,25 @@
-"""Our Compressive Transformer beside other people's, in one run: training and generation at the same sizes.
+"""Training and generation speed of our Compressive Transformer and of other implementations, in one run.
 
-    python benchmarks/peers.py --size base --json peers.json --plot peers.png
+    python benchmarks/peers.py --size base --json benchmarks/results/peers-base/DATE-h200.json
+    python benchmarks/peers.py --size paper --json benchmarks/results/peers-paper/DATE-h200.json
+    python benchmarks/peers.py --plot-only benchmarks/results/peers-base/DATE-h200.json --plot docs/peers-base.png
 
-The others come from PyPI: pip install 'compressive[peers]', or with --no-deps into a folder on PYTHONPATH. They are
-called as their documentation says, with the same optimiser and clipping as ours, on random tokens, from full memories,
-in bf16 on a GPU and fp32 on a CPU. Every row is measured in a process of its own, `--rounds` times in turns, and shows
-medians; a row that fails says why.
+The other implementations come from PyPI: `pip install 'compressive[peers]'`, or with --no-deps into a folder on
+PYTHONPATH. They are called as their documentation says, with the same optimiser and clipping as ours, on random
+tokens, from full memories, in bf16 on a GPU and fp32 on a CPU. Each row is measured in its own process, `--rounds`
+times in rotation; figures are medians. A row that fails holds its error message.
 """
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +28,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from compressive import bench
 from compressive.bench import Row, Subject, prompt_windows, random_tokens
-from compressive.config import ModelConfig, RunConfig, TrainConfig
+from compressive.config import ModelConfig, Precision, RunConfig, TrainConfig
 from compressive.runtime import pick_device
 
 SIZES = {
@@ -39,23 +44,50 @@ SIZES = {
         8,
     ),
 }
-"""Model and batch."""
-OTHERS_DRAW = 32
-KEYS = "tokens per second", "drawn per second, batch 1", "drawn per second, batch 32"
+"""Model and batch of each size."""
+PEER_TOKENS = 32
+"""Tokens sampled from each peer: its cost per token does not depend on the position."""
+KEYS = {
+    "tokens per second": "training, tokens/s",
+    "drawn per second, batch 1": "generation, tokens/s, batch 1",
+    "drawn per second, batch 32": "generation, tokens/s, batch 32",
+}
+"""Keys of a row, and what a figure calls them."""
+LABELS = {
+    "ours": "compressive",
+    "ours-compiled": "compressive, compiled",
+    "ctp": "lucidrains, as shipped",
+    "ctp-compiled": "lucidrains, as shipped, compiled",
+    "ctp-lean": "lucidrains, no extras",
+    "ctp-lean-compiled": "lucidrains, compiled",
+    "labml": "labml-nn",
+    "plain": "flash attention, no positions\nor compression, eager (not tuned)",
+    "plain-compiled": "flash attention, no positions\nor compression (not tuned)",
+}
+"""Names of rows, and what a figure calls them."""
 
 
 def main() -> None:
-    """Measure and print; as a child, measure one row."""
+    """Measure, print, write and plot; with --child, measure one row; with --plot-only, plot only."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="base" if torch.cuda.is_available() else "tiny")
-    parser.add_argument("--rows", default=",".join(ROWS), help="which of them, with commas (default: %(default)s)")
-    parser.add_argument("--batch", type=int, help="lanes in training, if not the size's own")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=1, help="how often every row is measured")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument(
+        "--rows", default=",".join(ROWS), help="rows to measure, separated by commas (default: %(default)s)"
+    )
+    parser.add_argument("--batch", type=int, help="training batch size (default: the size's own)")
+    parser.add_argument("--steps", type=int, default=20, help="training steps that are timed (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each row is measured (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="results file to write")
+    parser.add_argument("--plot", type=Path, help="PNG to write")
+    parser.add_argument("--plot-only", type=Path, metavar="RESULTS", help="plot this results file; measure nothing")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.plot_only is not None:
+        if options.plot is None:
+            parser.error("--plot-only needs --plot")
+        results = json.loads(options.plot_only.read_text("utf-8"))
+        plot(results["rows"], size_of(results), options.plot)
+        return
     batch = options.batch or SIZES[options.size][1]
     if options.child is not None:
         print(json.dumps(measure(options.child, options.size, batch, options.steps)))
@@ -74,8 +106,16 @@ def main() -> None:
         plot(rows, options.size, options.plot)
 
 
+def size_of(results: dict[str, Any]) -> str:
+    """Return the size that a results file was measured at, from its description."""
+    found = re.search(r"side by side, (\w+)", results["what"])
+    if found is None:
+        raise SystemExit("not a results file of this script")
+    return found[1]
+
+
 def side_by_side(names: list[str], size: str, batch: int, steps: int, rounds: int) -> list[Row]:
-    """Measure rows in turns, so that a machine's moods fall on all, and give medians."""
+    """Measure each row once per round, so that slow moments of the machine affect all rows; return medians."""
     found: dict[str, list[Row]] = {name: [] for name in names}
     work = [__file__, "--size", size, "--batch", str(batch), "--steps", str(steps), "--child"]
     for _ in range(rounds):
@@ -86,7 +126,7 @@ def side_by_side(names: list[str], size: str, batch: int, steps: int, rounds: in
 
 
 def merge(rounds: list[Row]) -> Row:
-    """The median of every figure, or the first error."""
+    """Return the median of each figure over the rounds, or the first error."""
     for row in rounds:
         if "error" in row:
             return row
@@ -94,7 +134,7 @@ def merge(rounds: list[Row]) -> Row:
 
 
 def against_peers(rows: list[Row]) -> dict[str, float]:
-    """Our best row's figures over those of the best peer."""
+    """Return, for each figure, our best row divided by the best peer's row."""
     found = {}
     for key in KEYS:
         own = [row[key] for row in rows if key in row and row["name"].startswith("ours")]
@@ -105,81 +145,92 @@ def against_peers(rows: list[Row]) -> dict[str, float]:
 
 
 def measure(name: str, size: str, batch: int, steps: int) -> Row:
-    """Measure one row in this process."""
+    """Measure one row in this process. Compiled rows and the paper's size measure no generation."""
     device, (model, _) = pick_device("auto"), SIZES[size]
-    precision = "bf16" if device.type == "cuda" else "fp32"
+    precision: Precision = "bf16" if device.type == "cuda" else "fp32"
     config = RunConfig(model=model, train=TrainConfig(batch=batch, precision=precision, compile="compiled" in name))
     torch.manual_seed(0)
     with torch.device(device):
         subject = ROWS[name](config, device)
-    # Drawing runs the same code in a row that is compiled as in the one that is not. Of others' texts a few tokens will
-    # do: they compute the same for every token, whatever its position.
-    drawn = 0 if size == "paper" or config.train.compile else None if name == "ours" else OTHERS_DRAW
-    return bench.measure(subject, config, device, steps, drawn)
+    # Generation runs the same code in compiled and eager rows, so it is measured in eager rows only.
+    tokens = 0 if size == "paper" or config.train.compile else None if name == "ours" else PEER_TOKENS
+    return bench.measure(subject, config, device, steps, tokens)
+
+
+def model_of(config: RunConfig) -> ModelConfig:
+    """Return the model's configuration, which is never WaveNet's here."""
+    assert isinstance(config.model, ModelConfig)
+    return config.model
+
+
+def slots(c: ModelConfig) -> tuple[int, int]:
+    """Return the sizes of the recent and of the compressed memory, which all layers share here."""
+    return c.memory_sizes[0], c.compressed_sizes[0]
 
 
 def ctp(config: RunConfig, device: torch.device, lean: bool = False) -> Subject:
-    """compressive-transformer-pytorch as it comes.
+    """Build lucidrains' compressive-transformer-pytorch, as shipped.
 
-    Lean: its extras, gated residuals and recurrence from the layer above, are off, and its key and value projection,
-    which it freezes for good in its first compression, is trained.
+    With `lean`, its extras (gated residuals, recurrence from the layer above) are off, and its key and value
+    projection is trained: as shipped, the first compression freezes that projection permanently.
     """
-    from compressive_transformer_pytorch import AutoregressiveWrapper, CompressiveTransformer
-
-    c, batch = config.model, config.train.batch
+    package = import_module("compressive_transformer_pytorch")
+    c, batch = model_of(config), config.train.batch
     extras = {"gru_gated_residual": False, "enhanced_recurrence": False} if lean else {}
-    net = CompressiveTransformer(
+    net = package.CompressiveTransformer(
         num_tokens=c.vocab_size, dim=c.d_model, seq_len=c.window, depth=c.n_layers, heads=c.n_heads,
         mem_len=c.memory_size, cmem_len=c.compressed_size, cmem_ratio=c.compression_rate, **extras,
     )  # fmt: skip
-    for layer in net.ff_layers:  # its MLPs are always four times as wide as the model
+    for layer in net.ff_layers:  # as shipped, the MLP is always 4 × d_model wide
         mlp = layer.fn.fn
         mlp.w1, mlp.w2 = nn.Linear(c.d_model, c.d_ff), nn.Linear(c.d_ff, c.d_model)
     frozen = [module.to_kv.weight for module in net.modules() if hasattr(module, "to_kv")] if lean else []
     window = torch.compile(net) if config.train.compile else net
     x, y = random_tokens(config, device), random_tokens(config, device)
-    memory = tuple(torch.zeros(c.n_layers, batch, n, c.d_model) for n in (c.memory_size, c.compressed_size))
+    memory = tuple(torch.zeros(c.n_layers, batch, n, c.d_model) for n in slots(c))
 
     def forward() -> Tensor:
         nonlocal memory
         logits, memory, compression_loss = window(x, memories=memory)
         for weight in frozen:
             weight.requires_grad_()
-        return F.cross_entropy(logits.transpose(1, 2), y) + compression_loss.sum()
+        loss: Tensor = F.cross_entropy(logits.transpose(1, 2), y) + compression_loss.sum()
+        return loss
 
-    def draw(batch: int, length: int) -> None:
-        AutoregressiveWrapper(net).generate(x[:1].repeat(batch, prompt_windows(config)), length)
+    def sample(batch: int, length: int) -> None:
+        package.AutoregressiveWrapper(net).generate(x[:1].repeat(batch, prompt_windows(config)), length)
 
-    return Subject(forward, [list(net.parameters())], draw)
+    return Subject(forward, [list(net.parameters())], sample)
 
 
 class Labml(nn.Module):
-    """labml-nn's Compressive Transformer over tokens (T, B), with the memory that its documentation describes."""
+    """labml-nn's Compressive Transformer with an embedding, an output layer and the memory update of its documentation.
+
+    Tokens have shape (T, B).
+    """
 
     def __init__(self, c: ModelConfig) -> None:
-        from labml_nn.transformers.compressive import CompressiveTransformer, CompressiveTransformerLayer
-        from labml_nn.transformers.compressive import Conv1dCompression as Compression
-        from labml_nn.transformers.feed_forward import FeedForward
-        from labml_nn.transformers.xl import RelativeMultiHeadAttention as Attention
-
         super().__init__()
-        layer = CompressiveTransformerLayer(
-            d_model=c.d_model, self_attn=Attention(c.n_heads, c.d_model, 0.0), dropout_prob=0.0,
-            feed_forward=FeedForward(c.d_model, c.d_ff, 0.0), compress=Compression(c.compression_rate, c.d_model),
-        )  # fmt: skip
+        package = import_module("labml_nn.transformers.compressive")
+        attention = import_module("labml_nn.transformers.xl").RelativeMultiHeadAttention(c.n_heads, c.d_model, 0.0)
+        feed_forward = import_module("labml_nn.transformers.feed_forward").FeedForward(c.d_model, c.d_ff, 0.0)
+        compress = package.Conv1dCompression(c.compression_rates[0], c.d_model)
+        layer = package.CompressiveTransformerLayer(
+            d_model=c.d_model, self_attn=attention, dropout_prob=0.0, feed_forward=feed_forward, compress=compress
+        )
         self.config = c
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
-        self.transformer = CompressiveTransformer(layer, c.n_layers)
+        self.transformer = package.CompressiveTransformer(layer, c.n_layers)
         self.output = nn.Linear(c.d_model, c.vocab_size)
 
     def initial_memory(self, batch: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Full memories, all zeros: recent, then compressed, one tensor per layer."""
+        """Return full memories of zeros, recent and compressed: one (slots, B, d_model) tensor per layer."""
         c, parameter = self.config, self.output.weight
-        recent, compressed = (parameter.new_zeros(n, batch, c.d_model) for n in (c.memory_size, c.compressed_size))
+        recent, compressed = (parameter.new_zeros(n, batch, c.d_model) for n in slots(c))
         return [recent] * c.n_layers, [compressed] * c.n_layers
 
     def forward(self, x: Tensor, recent: list[Tensor], compressed: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Give logits, and what each layer has read."""
+        """Return logits (T, B, vocab) and each layer's input."""
         slots, length = len(recent[0]) + len(compressed[0]), len(x)
         mask = torch.ones(length, slots + length, 1, dtype=torch.bool, device=x.device).tril(slots)
         hidden, read = self.transformer(self.embedding(x), recent, compressed, mask)
@@ -189,23 +240,22 @@ class Labml(nn.Module):
     def push(
         self, read: list[Tensor], recent: list[Tensor], compressed: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Give what is evicted, and both memories as they are then; whole groups are compressed."""
-        c, queue = self.config, [torch.cat(pair) for pair in zip(recent, read, strict=True)]
-        count = -(-max(0, len(queue[0]) - c.memory_size) // c.compression_rate) * c.compression_rate
+        """Return the evicted slots, then the new recent and compressed memories; only whole groups are compressed."""
+        (n_recent, n_compressed), rate = slots(self.config), self.config.compression_rates[0]
+        queue = [torch.cat(pair) for pair in zip(recent, read, strict=True)]
+        count = -(-max(0, len(queue[0]) - n_recent) // rate) * rate
         old = [tensor[:count] for tensor in queue]
         if count:
             fresh = [layer.compress(part) for layer, part in zip(self.transformer.layers, old, strict=True)]
             joined = zip(compressed, fresh, strict=True)
-            compressed = [torch.cat(pair)[-c.compressed_size :] for pair in joined]
+            compressed = [torch.cat(pair)[-n_compressed:] for pair in joined]
         return old, [tensor[count:] for tensor in queue], compressed
 
 
 def labml(config: RunConfig, device: torch.device) -> Subject:
-    """labml-nn as it comes."""
-    from labml_nn.transformers.compressive import AttentionReconstructionLoss
-
-    model = Labml(config.model)
-    reconstruction = AttentionReconstructionLoss(model.transformer.layers)
+    """Build labml-nn's model, as shipped."""
+    package, model = import_module("labml_nn.transformers.compressive"), Labml(model_of(config))
+    reconstruction = package.AttentionReconstructionLoss(model.transformer.layers)
     x, y = random_tokens(config, device).T, random_tokens(config, device).T
     recent, compressed = model.initial_memory(config.train.batch)
 
@@ -213,27 +263,31 @@ def labml(config: RunConfig, device: torch.device) -> Subject:
         nonlocal recent, compressed
         logits, read = model(x, recent, compressed)
         old, recent, compressed = model.push(read, recent, compressed)
-        return F.cross_entropy(logits.flatten(0, 1), y.flatten()) + reconstruction(read, old)
+        loss: Tensor = F.cross_entropy(logits.flatten(0, 1), y.flatten()) + reconstruction(read, old)
+        return loss
 
     @torch.no_grad()
-    def draw(batch: int, length: int) -> None:
+    def sample(batch: int, length: int) -> None:
         memory, tokens = model.initial_memory(batch), x[:, :1].repeat(1, batch)
         for i in range(prompt_windows(config) + length - 1):
             logits, read = model(tokens, *memory)
-            _, *memory = model.push(read, *memory)
+            memory = model.push(read, *memory)[1:]
             if i >= prompt_windows(config) - 1:
-                tokens = logits[-1:].argmax(-1)  # its example draws like this, one token and its memory at a time
+                tokens = logits[-1:].argmax(-1)  # as in its example: greedy, one token per memory update
 
-    return Subject(forward, [list(model.parameters())], draw)
+    return Subject(forward, [list(model.parameters())], sample)
 
 
 class Plain(nn.Module):
-    """A bound: torch's own attention over as many slots, without relative positions and without compression."""
+    """torch's own attention over as many slots, without relative positions and without compression.
+
+    Meant as an upper bound, but not tuned: other scripts have measured higher speeds for the same model (docs/log.md).
+    """
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
-        D = c.d_model
-        self.heads, self.slots = c.n_heads, c.memory_size + c.compressed_size
+        D = self.width = c.d_model
+        self.heads, self.slots = c.n_heads, sum(slots(c))
         self.embedding, self.output = nn.Embedding(c.vocab_size, D), nn.Linear(D, c.vocab_size)
         self.layers = nn.ModuleList(
             nn.ModuleDict({
@@ -246,9 +300,10 @@ class Plain(nn.Module):
         )  # fmt: skip
 
     def forward(self, tokens: Tensor, memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Give logits, and memories moved on by a window."""
+        """Return logits (B, T, vocab) and the memories, advanced by one window."""
         x, after = self.embedding(tokens), []
         for layer, past in zip(self.layers, memory, strict=True):
+            assert isinstance(layer, nn.ModuleDict)
             seen = torch.cat([past, x], dim=1)
             after.append(seen[:, -self.slots :].detach())
             q, k, v = (
@@ -262,11 +317,11 @@ class Plain(nn.Module):
 
 
 def plain(config: RunConfig, device: torch.device) -> Subject:
-    """What a transformer without all that makes ours one costs."""
-    model = Plain(config.model)
+    """Build the transformer without relative positions or compression."""
+    model = Plain(model_of(config))
     window = torch.compile(model) if config.train.compile else model
     x, y = random_tokens(config, device), random_tokens(config, device)
-    memory = [torch.zeros(config.train.batch, model.slots, config.model.d_model)] * config.model.n_layers
+    memory = [torch.zeros(config.train.batch, model.slots, model.width)] * len(model.layers)
 
     def forward() -> Tensor:
         nonlocal memory
@@ -287,25 +342,38 @@ ROWS: dict[str, Callable[[RunConfig, torch.device], Subject]] = {
     "plain": plain,
     "plain-compiled": plain,
 }
-"""Rows by name; ctp is compressive-transformer-pytorch, plain a bound."""
+"""Rows by name; ctp is compressive-transformer-pytorch, plain a model without positions or compression."""
 
 
 def plot(rows: list[Row], size: str, to: Path) -> None:
-    """Draw a bar for every row and figure."""
+    """Plot one panel per figure, with one bar per row that has it; a row that failed is named as failed."""
     from compressive import plotting as plots
 
-    keys = [key for key in KEYS if any(key in row for row in rows)]
-    drawn = plots.figure(4.2 * len(keys), 0.9 + 0.32 * len(rows))
-    for axes, key in zip(drawn.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
-        colours = ["#c8553d" if row["name"].startswith("ours") else "#8a9ba8" for row in rows]
-        bars = axes.barh([row["name"] for row in rows], [row.get(key, 0) for row in rows], color=colours)
-        axes.bar_label(bars, [f"{row[key]:,.0f}" if key in row else "–" for row in rows], padding=3, fontsize=8)
+    keys = [key for key in KEYS if any(key in row for row in rows)] or list(KEYS)[:1]
+    shown = {key: [row for row in rows if key in row or "error" in row] for key in keys}
+    heights = [len(shown[key]) for key in keys]
+    drawn = plots.figure(8, 0.8 * len(keys) + 0.34 * sum(heights))
+    panels = drawn.subplots(len(keys), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    for axes, key in zip(panels, keys, strict=True):
+        bars = axes.barh(
+            [LABELS.get(row["name"], row["name"]) for row in shown[key]],
+            [row.get(key, 0) for row in shown[key]],
+            color=[colour(row["name"]) for row in shown[key]],
+        )
+        axes.bar_label(
+            bars, [f"{row[key]:,.0f}" if key in row else "failed" for row in shown[key]], padding=3, fontsize=8.5
+        )
         axes.invert_yaxis()
-        axes.margins(x=0.18)
-        axes.locator_params(axis="x", nbins=4)
+        axes.margins(x=0.12)
+        axes.locator_params(axis="x", nbins=6)
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        plots.tidy(axes, f"{size}: {key}", grid="x")
+        plots.tidy(axes, f"{size}: {KEYS[key]}", grid="x")
     plots.save(drawn, to)
+
+
+def colour(name: str) -> str:
+    """Return the bar colour of a row: ours, a peer, or the model without positions or compression."""
+    return "#c8553d" if name.startswith("ours") else "#d9dee2" if name.startswith("plain") else "#8a9ba8"
 
 
 if __name__ == "__main__":

@@ -147,11 +147,11 @@ def test_growth_fits_the_paper_s_formula(growth):
     assert [row["batch"] for row in rows] == [8, 8, 8, 8, 8, 2]
     assert [row["memory"] for row in rows] == [64] * 5 + [256]
     assert rows[1] == rows[4] | {"sweep": "compressed size"}  # both sweeps have it, it is measured once
-    line = growth.fit(rows, "compressed size", "readable", "µs per token")
+    line = growth.fit(rows, "compressed size", "reference", "µs per token")
     assert (line["constant"], line["per 1000 slots"]) == (pytest.approx(7), pytest.approx(500))
     assert line["furthest off"] < 1e-9
-    assert growth.fit(rows, "compressed size", "readable", "peak GiB")["furthest off"] > 0.3
-    alone = growth.fit(rows, "window", "readable", "µs per token")
+    assert growth.fit(rows, "compressed size", "reference", "peak GiB")["furthest off"] > 0.3
+    alone = growth.fit(rows, "window", "reference", "µs per token")
     assert growth.describe(alone).endswith("1 points measured, a line needs two")
     assert "window 256, compressed 256: OutOfMemoryError: too long" in growth.caption(rows)
 
@@ -164,8 +164,9 @@ def test_growth_keeps_the_fastest_round_and_any_error(growth):
 
 def test_growth_goes_on_after_an_error_in_its_own_process(growth):
     size = growth.SIZES["tiny"]
-    assert growth.measured_here(growth.Point("readable", 64, -1), size, 1)["error"].startswith("ValueError: compressed")
-    assert growth.measured_here(growth.Point("readable", 64, 32), size, 1)["ms per step"] > 0
+    failed = growth.measured_here(growth.Point("reference", 64, -1), size, 1)
+    assert failed["error"].startswith("ValueError: compressed")
+    assert growth.measured_here(growth.Point("reference", 64, 32), size, 1)["ms per step"] > 0
 
 
 def test_growth_measures_writes_and_draws(growth, tmp_path, capsys, monkeypatch):
@@ -176,7 +177,7 @@ def test_growth_measures_writes_and_draws(growth, tmp_path, capsys, monkeypatch)
                       "--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")],
     )  # fmt: skip
     growth.main()
-    assert "readable, window 64, compressed -1: ValueError: " in capsys.readouterr().out
+    assert "reference, window 64, compressed -1: ValueError: " in capsys.readouterr().out
     saved = json.loads((tmp_path / "rows.json").read_text())
     small, large, broken = saved["rows"]
     assert small["µs per token"] == pytest.approx(1000 * small["ms per step"] / 512)
