@@ -137,7 +137,10 @@ class Case:
 
     def fused(self) -> Tensor:
         """The kernels."""
-        return fused.fused_attention(*self.inputs(), self.valid, None, self.C)[0]
+        query, keys, table, u, v = self.leaves
+        return fused.relative_attention(
+            query.transpose(1, 2), keys, table.transpose(0, 1), u, v, self.valid, n_compressed=self.C
+        )[0]
 
     def readable(self, dtype: torch.dtype | None = None) -> Tensor:
         """Plain torch, under autocast as in training."""

@@ -1,8 +1,9 @@
-"""Attention by other means, held against the readable one."""
+"""Compare an implementation of relative attention with the reference, in values, usage and gradients."""
 
 import torch
 
-from compressive.model.attention import Biases, Positions, Projected, relative_attention
+from compressive.model.attention import Biases, Positions, Projected
+from compressive.model.attention import relative_attention as reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {  # lanes, heads, window, compressed, recent, width of a head
@@ -23,6 +24,14 @@ def assert_agree(found, expected):
         torch.testing.assert_close(
             found[part], want, rtol=rtol, atol=atol, msg=lambda said, part=part: f"{part}: {said}"
         )
+
+
+def reference_attention(
+    q, kv, r, u, v, valid, segments=None, *, r_far=None, v_far=None, n_compressed=0, with_usage=False
+):
+    """The reference attention, called as the kernels are."""
+    biases, positions = Biases(u, v, v if v_far is None else v_far), Positions(r, r if r_far is None else r_far)
+    return reference(Projected(q, kv), biases, positions, valid, segments, n_compressed, with_usage=with_usage)
 
 
 def compare(attention, name, segmented, separate, kind=torch.float32, size=1.0):
@@ -53,16 +62,14 @@ def compare(attention, name, segmented, separate, kind=torch.float32, size=1.0):
             n: x.detach().to(device, torch.float32 if x.ndim == 2 and kind != torch.float64 else kind).requires_grad_()
             for n, x in leaves.items()
         }
-        near = own["r"].transpose(0, 1)
-        far = own["far r"].transpose(0, 1) if separate else near
+        far = {"r_far": own["far r"].transpose(0, 1), "v_far": own["far v"]} if separate else {}
         masks = [None if x is None else x.to(device) for x in (valid, ids)]
         out, usage = attention(
-            Projected(own["query"].transpose(1, 2), own["key_value"]),
-            Biases(own["u"], own["v"], own["far v" if separate else "v"]),
-            Positions(near, far), *masks, C, with_usage=True,
+            own["query"].transpose(1, 2), own["key_value"], own["r"].transpose(0, 1), own["u"], own["v"], *masks,
+            **far, n_compressed=C, with_usage=True,
         )  # fmt: skip
         given = torch.autograd.grad(out, list(own.values()), gradient.to(device, kind))
         found = {"out": out, "usage": usage, **dict(zip(own, given, strict=True))}
         return {n: x.detach().cpu().double() for n, x in found.items()}
 
-    return results(attention, kind, DEVICE), results(relative_attention, torch.float64, "cpu")
+    return results(attention, kind, DEVICE), results(reference_attention, torch.float64, "cpu")

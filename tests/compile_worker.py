@@ -101,7 +101,7 @@ def steps(width):
         for yes in ((), ("NORM", "BIAS", "RELU"), ("RESIDUAL",), ("BIAS", "RESIDUAL", "RESIDUAL_NORM")):
             inner = 8 * width if "NORM" in yes else min(8 * width, fused_step.INNER)
             compiled(fused_step._linear, tile, INNER=inner, **sizes, **no | dict.fromkeys(yes, True))
-    for vocabulary in (256, fused_sampling.WIDEST):
+    for vocabulary in (256, fused_sampling.MAX_VOCAB):
         tile = {"BLOCK": vocabulary, "CHUNK": fused_sampling.CHUNK, "num_warps": vocabulary // 32}
         compiled(fused_sampling._choose, tile)
 

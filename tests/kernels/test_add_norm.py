@@ -37,7 +37,7 @@ def with_gradients(out, *inputs):
 def test_it_is_the_norm_of_the_sum(fused_norm, shape):
     module, x, y = case(shape)
     inputs = x, y, module.weight, module.bias
-    found = with_gradients(fused_norm.norm_of_sum(module, x, y), *inputs)
+    found = with_gradients(fused_norm.add_norm(x, y, module.weight, module.bias, module.eps), *inputs)
     torch.testing.assert_close(found, with_gradients(module(x + y), *inputs), rtol=1e-4, atol=1e-5)
 
 
@@ -46,7 +46,7 @@ def test_what_is_given_in_half_precision_is_rounded_once(fused_norm, kind):
     module, x, y = case((40, 64), torch.bfloat16)
     x = x.detach().to(kind).requires_grad_()
     inputs = x, y, module.weight, module.bias
-    found = with_gradients(fused_norm.norm_of_sum(module, x, y), *inputs)
+    found = with_gradients(fused_norm.add_norm(x, y, module.weight, module.bias, module.eps), *inputs)
     assert [tensor.dtype for tensor in found] == [torch.bfloat16, kind, torch.bfloat16, torch.float32, torch.float32]
     torch.manual_seed(1)
     exact = module(x.float() + y.float())
@@ -57,7 +57,9 @@ def test_what_is_given_in_half_precision_is_rounded_once(fused_norm, kind):
 
 def test_shapes_are_known_without_running(fused_norm):
     module, x, y = case((2, 5, 16))
-    real = with_gradients(fused_norm.norm_of_sum(module, x, y), x, y, module.weight, module.bias)
+    real = with_gradients(
+        fused_norm.add_norm(x, y, module.weight, module.bias, module.eps), x, y, module.weight, module.bias
+    )
     with torch.device("meta"):
         nothing = [torch.empty_like(z, device="meta") for z in (x, y, module.weight, module.bias)]
         out = fused_norm.norm(*nothing, module.eps)

@@ -5,8 +5,6 @@ import torch
 from attention_helpers import DEVICE, SHAPES, assert_agree, compare
 from helpers import build, tiny_config
 
-from compressive.model.attention import KERNEL_WIDTHS
-
 pytest.importorskip("triton", reason="triton is not installed")
 
 
@@ -24,7 +22,7 @@ def fused(monkeypatch):
 @pytest.mark.parametrize("segmented", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernels_agree_with_the_readable_attention(fused, name, segmented, separate):
-    assert_agree(*compare(fused.fused_attention, name, segmented, separate))
+    assert_agree(*compare(fused.relative_attention, name, segmented, separate))
 
 
 @pytest.mark.parametrize("name", ["odd", "no recent", "nothing remembered"])
@@ -42,7 +40,7 @@ def test_scores_that_nobody_may_see_can_be_anything(fused, monkeypatch, name, se
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.empty(2).isnan().all()  # what memory held before, from here on
-        found = compare(fused.fused_attention, name, True, separate)
+        found = compare(fused.relative_attention, name, True, separate)
     finally:
         torch.use_deterministic_algorithms(False)
     assert_agree(*found)
@@ -51,13 +49,13 @@ def test_scores_that_nobody_may_see_can_be_anything(fused, monkeypatch, name, se
 @pytest.mark.parametrize("lanes", [2, 3, 4])
 def test_queries_that_are_scored_together_fill_several_tiles(fused, monkeypatch, lanes):
     monkeypatch.setitem(SHAPES, "long", (lanes, 1, 75, 20, 30, 16))
-    assert_agree(*compare(fused.fused_attention, "long", False, lanes == 4))
+    assert_agree(*compare(fused.relative_attention, "long", False, lanes == 4))
 
 
 def test_lanes_are_shared_out_among_programs_where_rows_and_heads_are_few(fused, monkeypatch):
     monkeypatch.setitem(SHAPES, "lanes", (5, 1, 3, 2, 1, 16))
     monkeypatch.setattr(fused, "PROGRAMS", 12)  # of 4 programs with all lanes: 2 lanes each, 1 for the last
-    assert_agree(*compare(fused.fused_attention, "lanes", False, False))
+    assert_agree(*compare(fused.relative_attention, "lanes", False, False))
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
@@ -67,14 +65,15 @@ def test_half_precision(fused, size, separate):
 
     In float16, as the interpreter multiplies bfloat16 wrongly.
     """
-    found, expected = compare(fused.fused_attention, "odd", False, separate, torch.float16, size)
+    found, expected = compare(fused.relative_attention, "odd", False, separate, torch.float16, size)
     for part, want in expected.items():
         assert (found[part] - want).norm() < 0.02 * want.norm(), part
 
 
-@pytest.mark.parametrize("width", KERNEL_WIDTHS)
+@pytest.mark.parametrize("width", [16, 32, 64, 128])
 def test_a_hidden_score_is_exact_when_scaled(fused, width):
     """GPUs round a product and a difference once, together: equal scores must leave no error of rounding behind."""
+    assert width in fused.HEAD_WIDTHS
     hidden, scale = torch.tensor(fused.HIDDEN.value), torch.tensor(width**-0.5 * fused.LOG2_E)
     assert float(hidden * scale) == float(hidden) * float(scale)
     assert float(hidden * scale) < -1e20

@@ -56,8 +56,10 @@ def test_kernels_agree_with_the_plain_step(fused, name, dtype, tolerance, separa
         double[2] = Positions(double[2].near, double[2].near)
     caches = [key.double(), value.double()]
     want, _ = step_attention(double[0], *caches, *double[1:], now, C, C + M)
-    got, weights = fused.fused_step_attention(new, key, value, *rest, now, C, C + M)
-    assert weights is None
+    far = {"r_far": r_far, "v_far": v_far} if separate else {}
+    got = fused.relative_attention_step(
+        *new, key, value, r_near, u, v_near, now.position, now.hidden, **far, n_compressed=C, n_memory=C + M
+    )
     torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance)
     assert torch.equal(key.double(), caches[0])  # both have written the position, and nothing else
     assert torch.equal(value.double(), caches[1])
@@ -82,7 +84,7 @@ def test_linear_maps_with_what_is_around_them(fused, B, K, N, dtype, variant):
     else:
         options = {"residual": residual, "residual_norm": norm}
         before, after = x, lambda y: y + norm(residual)
-    got = fused.fused_linear(x, linear.weight, linear.bias, **options)
+    got = fused.linear_step(x, linear.weight, linear.bias, **options)
     want = after(linear.float()(before.to(dtype).float()))
     assert got.dtype == (torch.float32 if "residual" in variant else dtype)
     torch.testing.assert_close(got.float(), want, rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-2)

@@ -4,20 +4,21 @@ import pytest
 import torch
 from attention_helpers import DEVICE
 
-from compressive.inference.sampling import choose, filter_logits
+from compressive.inference.sampling import choose as reference_choose
+from compressive.inference.sampling import filter_logits
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 
 def drawn(V, kind, **settings):
     """What both ways draw, and the logits and noise that they draw from; many logits are equal."""
-    from compressive.kernels.sampling import fused_choose
+    from compressive.kernels.sampling import choose
 
     torch.manual_seed(0)
     logits = (3 * torch.randn(64, V)).round(decimals=1).to(kind).to(DEVICE)
     noise = torch.empty(64, V, device=DEVICE).exponential_()
-    ours = fused_choose(logits, noise, **settings)
-    theirs = choose(logits.cpu(), noise.cpu(), **settings).to(DEVICE)  # torch's own way: on a CPU there is no other
+    ours = choose(logits, noise, **settings)
+    theirs = reference_choose(logits.cpu(), noise.cpu(), **settings).to(DEVICE)
     return ours, theirs, logits
 
 
@@ -37,20 +38,20 @@ def test_the_same_tokens_are_drawn(V, kind, settings):
 
 
 def test_tokens_that_may_not_be_drawn_are_not_even_where_noise_favours_them():
-    from compressive.kernels.sampling import fused_choose
+    from compressive.kernels.sampling import choose
 
     torch.manual_seed(0)
     logits = torch.randn(200, 20, device=DEVICE)
     kept = filter_logits(logits, top_p=0.5, top_k=6) > -torch.inf
     noise = torch.where(kept, 1e6, 1e-6)  # what may not be drawn would win every race
-    tokens = fused_choose(logits, noise, temperature=1.0, top_p=0.5, top_k=6)
+    tokens = choose(logits, noise, temperature=1.0, top_p=0.5, top_k=6)
     assert kept.gather(1, tokens[:, None]).all()
 
 
 def test_a_token_of_probability_zero_is_never_drawn():
-    from compressive.kernels.sampling import fused_choose
+    from compressive.kernels.sampling import choose
 
     logits = torch.full((4, 8), -torch.inf, device=DEVICE)
     logits[:, 3] = 1.0
     noise = torch.ones(4, 8, device=DEVICE)
-    assert fused_choose(logits, noise, temperature=1.0, top_p=0.98, top_k=0).tolist() == [3] * 4
+    assert choose(logits, noise, temperature=1.0, top_p=0.98, top_k=0).tolist() == [3] * 4

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
 ROWS = 4
 """So many rows are normed side by side."""
 WARPS = 1584
 """As many share the rows on the way back: twelve for each of a large GPU's multiprocessors."""
-WIDEST = 4096
+MAX_WIDTH = 4096
 """Rows up to so wide fit into registers."""
 
 
@@ -124,16 +124,7 @@ def _differentiate(ctx: Any, d_out: Tensor, *_: Tensor) -> tuple[Tensor | None, 
 norm.register_autograd(_differentiate, setup_context=_keep)
 
 
-def fits(module: nn.LayerNorm, y: Tensor) -> bool:
-    """Whether the kernels can do it: on a GPU, with a weight in float32.
-
-    In half precision only: programs add up in any order, and what is computed in float32 is to be the same again.
-    """
-    half = y.dtype in (torch.bfloat16, torch.float16)
-    return y.is_cuda and half and module.weight.dtype == torch.float32 and y.shape[-1] <= WIDEST
-
-
-def norm_of_sum(module: nn.LayerNorm, x: Tensor, y: Tensor) -> Tensor:
-    """The norm of x + y, in the type of y."""
-    out: Tensor = norm(x, y, module.weight, module.bias, module.eps)[0]
+def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Layer norm of x + y, (..., D) each, in the type of y."""
+    out: Tensor = norm(x, y, weight, bias, eps)[0]
     return out

@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from compressive.kernels.relative_attention import HIDDEN, LOG2_E, Tile, _load, _load_slots, compiled_for
-from compressive.model.reconstruction import mean_over_lanes
 
 TILES: dict[str, dict[int, Tile]] = {  # by width of a head, up to
     "compare": {64: (64, 64, 4, 3), 128: (128, 64, 8, 3)},
@@ -181,9 +180,11 @@ def _differentiate(ctx: Any, d_losses: Tensor, *_: Tensor) -> tuple[Tensor | Non
 compare.register_autograd(_differentiate, setup_context=_keep)
 
 
-def fused_reconstruction(
-    query: Tensor, old: Tensor, new: Tensor, old_valid: Tensor, new_valid: Tensor, counts: Tensor
-) -> Tensor:
-    """The same as `attention_reconstruction`; lanes with nothing to see, which do not count, see everything alike."""
-    per_lane, *_ = compare(query.transpose(1, 2), old, new, old_valid, new_valid)
-    return mean_over_lanes(per_lane, new_valid, counts)
+def attention_reconstruction(q: Tensor, old: Tensor, new: Tensor, old_valid: Tensor, new_valid: Tensor) -> Tensor:
+    """Mean squared difference per row, (B,), between attention over new slots and over old slots.
+
+    q (B, H, T, K); old and new: keys and values, (B, n, 2, H, K); old_valid and new_valid (B, n), bool. Only `new` gets
+    a gradient. A row without any valid slot attends to all of them equally.
+    """
+    losses, *_ = compare(q.transpose(1, 2), old, new, old_valid, new_valid)
+    return losses

@@ -25,8 +25,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from compressive.model.attention import Biases, Positions, Projected
-
+HEAD_WIDTHS = (16, 32, 64, 128)
+"""Widths of heads the kernels take: powers of two, as tiles are."""
 LOG2_E = math.log2(math.e)
 HIDDEN = tl.constexpr(-(2.0**100))
 """The score of what may not be seen. Times a scale it is exact, as a power of two: a product and a difference that the
@@ -371,29 +371,44 @@ def _backward_table(
     tl.atomic_add(to, given * factor, mask=((rows >= 0) & (rows < N))[:, None], sem="relaxed")
 
 
-def fused_attention(
-    projected: Projected,
-    biases: Biases,
-    positions: Positions,
-    memory_valid: Tensor,
-    segment_ids: Tensor | None,
-    n_compressed: int,
+def relative_attention(
+    q: Tensor,
+    kv: Tensor,
+    r: Tensor,
+    u: Tensor,
+    v: Tensor,
+    valid: Tensor,
+    segments: Tensor | None = None,
+    *,
+    r_far: Tensor | None = None,
+    v_far: Tensor | None = None,
+    n_compressed: int = 0,
     with_usage: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend as `relative_attention` does, without dropout."""
-    query = projected.query.transpose(1, 2)  # (B, T, H, K), as the projection lies in memory
-    if query.device.type != "cuda" and isinstance(_forward, triton.JITFunction):
-        raise ValueError(f"attention='fused' on {query.device}: expected a GPU; use auto, or readable")
-    separate = positions.far is not positions.near
+    """Attend from a window to all slots, without dropout.
+
+    q (B, H, T, K): queries. kv (B, N, 2, H, K): keys and values of all slots. r (H, D', K): position codes of the
+    distances N-1 downwards; at least N rows, rows after the first N are not read. u, v (H, K): biases.
+    valid (B, C + M), bool: which memory slots may be seen. segments (B, T): document ids, None if no document
+    starts in the window.
+    r_far (H, D', K), v_far (H, K): for the n_compressed oldest slots where they have a scheme of their own.
+
+    Returns (B, H, T, K), and with `with_usage` the mean over heads and queries of the attention each slot received,
+    (B, N), else None.
+    """
+    separate = r_far is not None
+    if r_far is None or v_far is None:
+        r_far, v_far = r, v
+    query = q.transpose(1, 2)  # (B, T, H, K), as the projection lies in memory
     # Sums are here for the compiler to fuse; their gradients go straight to queries and biases.
-    sums = [(query + bias).detach().to(query.dtype) for bias in (biases if separate else biases[:2])]
-    tables = (x.transpose(0, 1).to(query.dtype) for x in (positions.near, positions.far))
-    inputs = (sums[0], sums[1], sums[-1], projected.key_value, *tables)
-    open_lanes = memory_valid.all(dim=1)
-    if segment_ids is not None:
-        open_lanes = open_lanes & (segment_ids[:, -1] == 0)
-    settings = (memory_valid, open_lanes, segment_ids, n_compressed, separate)
-    out, lse = attend(query, torch.stack(biases), *inputs, *settings)
+    sums = [(query + bias).detach().to(query.dtype) for bias in ((u, v, v_far) if separate else (u, v))]
+    tables = (x.transpose(0, 1).to(query.dtype) for x in (r, r_far))
+    inputs = (sums[0], sums[1], sums[-1], kv, *tables)
+    open_lanes = valid.all(dim=1)
+    if segments is not None:
+        open_lanes = open_lanes & (segments[:, -1] == 0)
+    settings = (valid, open_lanes, segments, n_compressed, separate)
+    out, lse = attend(query, torch.stack((u, v, v_far)), *inputs, *settings)
     usage = attention_received(*(x.detach() for x in inputs), *settings, lse) if with_usage else None
     return out.transpose(1, 2), usage
 

@@ -22,10 +22,6 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from compressive.config import ModelConfig
-from compressive.model.attention import KERNEL_WIDTHS, Biases, Now, OnePosition, Positions
-from compressive.model.transformer import Layer
-
 BLOCK, ATTENDING = 32, 1
 """Slots of a part, and warps that attend to them."""
 LANES, COLUMNS, WARPS = (16, 32), 16, 4
@@ -34,7 +30,7 @@ HELD = 16384
 """So many numbers of rows that are normed fit into registers."""
 INNER = 512
 """How much of a row a product takes at a time, where it is not normed."""
-WIDEST = 1024
+MAX_WIDTH = 1024
 """Of wider models torch finishes a step: a layer norm holds as many rows in registers as a tile has lanes."""
 
 
@@ -123,34 +119,48 @@ def _join(attended, maxima, sums, out, parts, K: tl.constexpr, PARTS: tl.constex
     tl.store(out + pair * K + columns, joined.to(out.dtype.element_ty))
 
 
-def fused_step_attention(
-    new: OnePosition,
-    key: Tensor,
-    value: Tensor,
-    biases: Biases,
-    positions: Positions,
-    now: Now,
-    n_compressed: int,
+def relative_attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    r: Tensor,
+    u: Tensor,
+    v_bias: Tensor,
+    position: Tensor,
+    hidden: Tensor,
+    *,
+    r_far: Tensor | None = None,
+    v_far: Tensor | None = None,
+    n_compressed: int = 0,
     n_memory: int,
-) -> tuple[Tensor, None]:
-    """Write and attend as `step_attention` does; the weights are not to be had."""
-    (B, H, K), N = new.query.shape, key.shape[2]
-    # As `RelativeAttention.project_one`, `Layer.start_cache` and `CompressiveTransformer.step` lay them out.
-    assert all(x.is_contiguous() for x in (key, value, *positions, *biases))
-    assert all(x.stride() == (new.query.stride(0), K, 1) for x in new)
-    assert now.hidden.stride(1) == 1
+) -> Tensor:
+    """Write k and v of the new position into the caches, and attend from it: (B, H, K).
+
+    q, k, v (B, H, K): of the new position; slices of one projection (B, 3, H, K). keys, values (B, H, N, K): caches.
+    r (H, N, K): position codes of the distances 0 to N-1. u, v_bias (H, K): biases. position (B,): index in the window.
+    hidden (B, N), bool: slots that may not be seen. r_far (H, N, K), v_far (H, K): for the n_compressed oldest slots
+    where they have a scheme of their own. n_memory: slots before the window.
+    """
+    (B, H, K), N = q.shape, keys.shape[2]
+    separate = r_far is not None
+    if r_far is None or v_far is None:
+        r_far, v_far = r, v_bias
+    assert all(x.is_contiguous() for x in (keys, values, r, r_far, u, v_bias, v_far))
+    assert all(x.stride() == (q.stride(0), K, 1) for x in (q, k, v))
+    assert hidden.stride(1) == 1
     parts = triton.cdiv(N, BLOCK)
-    attended = new.query.new_empty(B * H, parts, K, dtype=torch.float32)
+    attended = q.new_empty(B * H, parts, K, dtype=torch.float32)
     maxima, sums = attended.new_empty(2, B * H, parts)
-    out = torch.empty(B, H, K, dtype=new.query.dtype, device=new.query.device)
+    out = torch.empty(B, H, K, dtype=q.dtype, device=q.device)
     _attend[(B * H, parts)](
-        *new, key, value, *positions, *biases, now.position, now.hidden.view(torch.uint8), attended, maxima, sums,
-        N, n_memory, n_compressed, new.query.stride(0), now.hidden.stride(0), 1 / math.sqrt(K),
-        H=H, K=K, BLOCK=BLOCK, SEPARATE=positions.far is not positions.near, num_warps=ATTENDING,
-        **_launch(),
+        q, k, v, keys, values, r, r_far, u, v_bias, v_far, position, hidden.view(torch.uint8), attended, maxima, sums,
+        N, n_memory, n_compressed, q.stride(0), hidden.stride(0), 1 / math.sqrt(K),
+        H=H, K=K, BLOCK=BLOCK, SEPARATE=separate, num_warps=ATTENDING, **_launch(),
     )  # fmt: skip
     _join[(B * H,)](attended, maxima, sums, out, parts, K=K, PARTS=triton.next_power_of_2(parts), **_launch())
-    return out, None
+    return out
 
 
 @triton.jit
@@ -209,7 +219,7 @@ def _linear(
     tl.store(out + at_out, total.to(out.dtype.element_ty), mask=inside)
 
 
-def fused_linear(
+def linear_step(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -256,34 +266,10 @@ def _norm(x, weight, bias, out, D, EPSILON: tl.constexpr, BLOCK: tl.constexpr, O
     tl.store(out + at, normed.to(out.dtype.element_ty), mask=inside)
 
 
-def fused_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+def norm_step(x: Tensor, norm: nn.LayerNorm) -> Tensor:
     """The layer norm of x (B, D)."""
     out, (B, D) = torch.empty_like(x), x.shape
     _norm[(B,)](
         x, norm.weight, norm.bias, out, D, EPSILON=norm.eps, BLOCK=triton.next_power_of_2(D), **_launch()
     )  # fmt: skip
     return out
-
-
-def fused_finish(layer: Layer, h: Tensor, attended: Tensor) -> Tensor:
-    """Finish a step as `finish_step` does."""
-    widen, narrow = (module for module in layer.mlp if isinstance(module, nn.Linear))
-    a = fused_linear(attended, layer.attention.output.weight, residual=h)
-    norm = layer.mlp_norm if layer.pre_norm else layer.attention_norm
-    hidden = fused_linear(a, widen.weight, widen.bias, norm=norm, relu=True)
-    if layer.pre_norm:
-        return fused_linear(hidden, narrow.weight, narrow.bias, residual=a)
-    return fused_norm(fused_linear(hidden, narrow.weight, narrow.bias, residual=a, residual_norm=norm), layer.mlp_norm)
-
-
-def suit(config: ModelConfig) -> bool:
-    """Whether the kernels can do it: they give no weights, which most-used compression asks for."""
-    return config.d_head in KERNEL_WIDTHS and config.compression != "most_used"
-
-
-def use_kernels(layer: Layer) -> None:
-    """Have a layer take its steps with these kernels; its projections must be joined."""
-    layer.attention.attend_one = fused_step_attention
-    layer.attention.multiply = fused_linear
-    if layer.attention.output.in_features <= WIDEST:
-        layer.finish_step = fused_finish

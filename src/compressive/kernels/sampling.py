@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDEST = 1024
+MAX_VOCAB = 1024
 """In larger vocabularies sorting is faster than holding every token against every other."""
 CHUNK = 32
 """So many others are held against all tokens at a time."""
@@ -38,12 +38,7 @@ def _choose(
     tl.store(tokens + tl.program_id(0), tl.argmax(race, 0))
 
 
-def fits(logits: Tensor) -> bool:
-    """Whether the kernel can do it, and is the faster way."""
-    return logits.is_cuda and logits.ndim == 2 and logits.shape[1] <= WIDEST and logits.dtype != torch.float64
-
-
-def fused_choose(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float, top_k: int) -> Tensor:
+def choose(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float, top_k: int) -> Tensor:
     """Draw as `choose` does, from logits (B, V)."""
     B, V = logits.shape
     if temperature == 0:
