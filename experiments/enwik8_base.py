@@ -22,7 +22,7 @@ from compressive.analysis.attention import measure_attention
 from compressive.analysis.layers import measurable, measure_layers
 from compressive.analysis.memory import measure_memory
 from compressive.config import RunConfig
-from compressive.data.corpus import Lanes
+from compressive.data.corpus import Streams
 from compressive.data.prepare import prepare
 from compressive.evaluation.score import score
 from compressive.inference.generate import generate
@@ -87,9 +87,9 @@ def report(run: Run) -> dict[str, object]:
             {"compressed_size": 1024, "empty_memory": "zeros"}, 1_000_000),
     }  # fmt: skip
     for name, (changes, limit) in sizes.items():
-        model = trained.model(trained.setting(**changes).config, "cuda")
+        model = trained.model(trained.eval_config(**changes).model, "cuda")
         began = time.monotonic()
-        nats = score(model, tokens, lanes=64, precision="bf16", limit=limit)
+        nats = score(model, tokens, streams=64, precision="bf16", limit=limit)
         test[name] = {
             "bits_per_character": float(nats.mean()) / math.log(2),
             "tokens": len(nats),
@@ -97,7 +97,7 @@ def report(run: Run) -> dict[str, object]:
         }
     valid, model = run.corpus().split("valid"), trained.model(trained.config, "cuda")
     analysis = {
-        "memory": dataclasses.asdict(measure_memory(model, valid)),
+        "memory": measure_memory(model, valid).as_dict(),
         "attention": dataclasses.asdict(measure_attention(model, valid)),
         "layers": dataclasses.asdict(measure_layers(trained.model(measurable(trained.config), "cuda"), valid)),
     }
@@ -123,7 +123,7 @@ def compare_gradients(run: Run) -> dict[str, float]:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    lanes, window = Lanes(run.corpus().split("train"), 16), model.config.window
+    lanes, window = Streams(run.corpus().split("train"), 16), model.config.window
     memory = model.initial_memory(16)
     for i in range(8):
         x, y = (torch.from_numpy(np.array(view)).cuda().long() for view in lanes.window(i * window, window))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from compressive.config import RunConfig
-from compressive.data.corpus import Lanes
+from compressive.data.corpus import Streams
 from compressive.data.prepare import prepare
 from compressive.runs.run import Run
 from compressive.runs.trained import Trained
@@ -83,7 +83,7 @@ def gradients(run: Run) -> dict[str, dict[str, float]]:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     batch, window = run.config.train.batch, model.config.window
-    lanes, memory = Lanes(run.corpus().split("train"), batch), model.initial_memory(batch)
+    lanes, memory = Streams(run.corpus().split("train"), batch), model.initial_memory(batch)
     model.trunk.use_attention("readable")
     for i in range(8):
         x, y = (torch.from_numpy(np.array(view)).to(device).long() for view in lanes.window(i * window, window))

@@ -294,7 +294,7 @@ def evaluate(options: argparse.Namespace, corpus: Corpus, name: str, deadline: f
         found[which] = {"update": trained.step // run.config.train.update_every}
         for split in ("train", "valid", "test"):
             codes, clips = corpus.split(split)[:size], corpus.starts(split)
-            nats = score(model, codes, lanes=options.lanes, precision=options.precision, clips=clips)
+            nats = score(model, codes, streams=options.lanes, precision=options.precision, clips=clips)
             bits = float(nats.mean()) / math.log(2)
             found[which][split] = {"bits": bits, "nats": float(nats.mean()), "samples": len(nats)}
         if which == "best" and options.draw:

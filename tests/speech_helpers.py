@@ -15,7 +15,7 @@ def tone(seconds: float, rate: int = 24_000, hertz: float = 440.0, loud: float =
     return loud * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
 
 
-def write_sound(path: Path, samples: np.ndarray, rate: int = 24_000, **options: Any) -> Path:
+def write_audio(path: Path, samples: np.ndarray, rate: int = 24_000, **options: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     soundfile.write(path, samples, rate, **options)
     return path

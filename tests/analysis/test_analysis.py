@@ -17,7 +17,7 @@ from compressive.analysis.memory import EVERYTHING, NO_COMPRESSED, NOTHING, hide
 from compressive.analysis.reading import Estimate, spread, tokens_to_fill
 from compressive.analysis.xz import xz_bits, xz_bits_after
 
-SIZES = {"tokens": 300, "lanes": 4}
+SIZES = {"tokens": 300, "streams": 4}
 
 
 def random_text(config, length, seed=0):
@@ -25,7 +25,7 @@ def random_text(config, length, seed=0):
 
 
 def nats_by_hand(model, cut, before=lambda memory: memory):
-    """-log p of every token of the lanes, (B, n·T)."""
+    """-log p of every token of the streams, (B, n·T)."""
     memory, found = model.initial_memory(len(cut.tokens)), []
     with torch.no_grad():
         for start in range(0, cut.windows * cut.window, cut.window):
@@ -42,25 +42,25 @@ def test_an_estimate_is_mean_and_standard_error():
     assert found.error == pytest.approx(math.sqrt(7) / math.sqrt(3))
 
 
-def test_lanes_are_spread_over_the_text_and_fill_their_memory_first():
+def test_streams_are_spread_over_the_text_and_fill_their_memory_first():
     config = tiny_config()
     text = random_text(config, 1000)
-    cut = spread(build(config), text, tokens=160, lanes=4)
+    cut = spread(build(config), text, tokens=160, streams=4)
     assert cut.filling == tokens_to_fill(config) // 4
     assert cut.windows == cut.filling + 10
-    for lane, row in enumerate(cut.tokens):
-        np.testing.assert_array_equal(row, text[lane * 250 :][: cut.windows * 4 + 1])
+    for stream, row in enumerate(cut.tokens):
+        np.testing.assert_array_equal(row, text[stream * 250 :][: cut.windows * 4 + 1])
 
 
-def test_a_short_text_is_read_in_fewer_lanes_and_a_shorter_one_refused():
+def test_a_short_text_is_read_in_fewer_streams_and_a_shorter_one_refused():
     model = build(tiny_config())  # memories are full after four windows of four
     text = random_text(model.config, 130)
-    assert len(spread(model, text, tokens=10_000, lanes=16).tokens) == 2
+    assert len(spread(model, text, tokens=10_000, streams=16).tokens) == 2
     with pytest.raises(ValueError, match="a text of 40 tokens: expected at least 50"):
-        spread(model, text[:40], tokens=100, lanes=16)
-    assert spread(model, text[:50], tokens=100, lanes=16).windows == 6
-    with pytest.raises(ValueError, match="lanes=1"):
-        spread(model, text, tokens=100, lanes=1)
+        spread(model, text[:40], tokens=100, streams=16)
+    assert spread(model, text[:50], tokens=100, streams=16).windows == 6
+    with pytest.raises(ValueError, match="streams=1"):
+        spread(model, text, tokens=100, streams=1)
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ def test_losses_with_memories_hidden(values):
     no, yes = torch.zeros(count, dtype=torch.bool), torch.ones(count, dtype=torch.bool)
     for name, flags in {EVERYTHING: (no, no), NO_COMPRESSED: (yes, no), NOTHING: (yes, yes)}.items():
         nats[name] = nats_by_hand(model, cut, lambda memory, flags=flags: hide(memory, *flags))
-    lanes = {name: rows[:, cut.filling * 4 :].mean(axis=1) / math.log(2) for name, rows in nats.items()}
-    for name, want in lanes.items():
+    streams = {name: rows[:, cut.filling * 4 :].mean(axis=1) / math.log(2) for name, rows in nats.items()}
+    for name, want in streams.items():
         assert found.conditions[name].mean == pytest.approx(want.mean(), abs=1e-9)
         assert found.conditions[name].error == pytest.approx(want.std(ddof=1) / 2, abs=1e-9)
-    worth = lanes[NO_COMPRESSED] - lanes[EVERYTHING]
+    worth = streams[NO_COMPRESSED] - streams[EVERYTHING]
     assert found.compressed_worth.mean == pytest.approx(worth.mean(), abs=1e-9)
     assert found.compressed_worth.error == pytest.approx(worth.std(ddof=1) / 2, abs=1e-9)
-    assert found.recent_worth.mean == pytest.approx((lanes[NOTHING] - lanes[NO_COMPRESSED]).mean(), abs=1e-9)
-    assert found.tokens == lanes[EVERYTHING].size * (cut.windows - cut.filling) * 4
+    assert found.recent_worth.mean == pytest.approx((streams[NOTHING] - streams[NO_COMPRESSED]).mean(), abs=1e-9)
+    assert found.tokens == streams[EVERYTHING].size * (cut.windows - cut.filling) * 4
 
 
 def test_with_all_memory_hidden_every_window_stands_alone():
@@ -122,10 +122,10 @@ def test_the_loss_since_an_empty_memory_ends_at_that_of_a_full_one(empty_memory)
     rows = measure_memory(model, text, **SIZES).since_empty
     assert [(row.first, row.last) for row in rows] == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 28)]
     assert all(abs(row.excess.mean) > 1e-4 for row in rows)
-    beyond = measure_memory(model, text, tokens=2000, lanes=2)  # now to the end of the reach
+    beyond = measure_memory(model, text, tokens=2000, streams=2)  # now to the end of the reach
     assert beyond.since_empty[-1].last == 28
     # The last window is out of reach of what was read before: by hand, at one start.
-    cut = spread(model, text, tokens=2000, lanes=2)
+    cut = spread(model, text, tokens=2000, streams=2)
     full = nats_by_hand(model, cut)
     start = (cut.filling + 3) * 4
     fresh = nats_by_hand(model, cut._replace(tokens=cut.tokens[:, start : start + 33]))
@@ -135,15 +135,15 @@ def test_the_loss_since_an_empty_memory_ends_at_that_of_a_full_one(empty_memory)
 def test_the_excess_is_that_over_the_same_tokens_with_full_memories():
     config = tiny_config(empty_memory="masked")
     model, text = build(config), random_text(config, 60)
-    found = measure_memory(model, text, tokens=100, lanes=2)  # room for few starts: all are taken
-    cut = spread(model, text, tokens=100, lanes=2)
+    found = measure_memory(model, text, tokens=100, streams=2)  # room for few starts: all are taken
+    cut = spread(model, text, tokens=100, streams=2)
     full, reach = nats_by_hand(model, cut), found.since_empty[-1].last
-    places = [(lane, k * 4) for lane in range(2) for k in range(cut.filling, cut.windows - reach // 4 + 1)]
+    places = [(stream, k * 4) for stream in range(2) for k in range(cut.filling, cut.windows - reach // 4 + 1)]
     assert found.starts == len(places)
     first = []
-    for lane, start in places:
-        fresh = nats_by_hand(model, cut._replace(tokens=cut.tokens[lane : lane + 1, start : start + 5]))
-        first.append((fresh[0, 0] - full[lane, start]) / math.log(2))
+    for stream, start in places:
+        fresh = nats_by_hand(model, cut._replace(tokens=cut.tokens[stream : stream + 1, start : start + 5]))
+        first.append((fresh[0, 0] - full[stream, start]) / math.log(2))
     assert found.since_empty[0].excess.mean == pytest.approx(np.mean(first), abs=1e-9)
 
 

@@ -15,7 +15,7 @@ from compressive.data.tokenizer import WordTokenizer
 from compressive.model.language_model import CompressiveLM
 from compressive.runs import checkpoint
 
-FEW = ["--tokens", "400", "--lanes", "4"]
+FEW = ["--tokens", "400", "--streams", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_runs_without_compressed_memory_or_without_its_loss(home, capsys, tmp_pa
 
 
 def test_mistakes_are_one_clear_line(home, capsys):
-    for words, message in ((["--lanes", "1"], "lanes=1"), (["--memory-size", "5000"], "expected at least")):
+    for words, message in ((["--streams", "1"], "streams=1"), (["--memory-size", "5000"], "expected at least")):
         done = call(capsys, home / "run", "memory", *FEW, *words)
         assert done.code == 2
         assert message in done.err

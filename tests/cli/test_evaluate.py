@@ -183,7 +183,7 @@ def test_numbers_that_are_none_are_null_in_json(run, capsys):
         (["--compressed-size=-4"], "compressed_size='-4': expected whole numbers"),
         (["--memory-size", "0"], "memory_size=0: expected at least 1 in layer 0"),
         (["--limit", "0"], "limit=0: expected at least 1"),
-        (["--lanes", "-2"], "lanes=-2: expected at least 1"),
+        (["--streams", "-2"], "streams=-2: expected at least 1"),
         (["--device", "abacus"], "device='abacus': expected auto, cpu"),
         (["--data-dir", "nowhere"], "compressive data prepare tiny"),
         (["--dynamic", "--dynamic-learning-rate", "0"], "learning_rate=0.0: expected a number above 0"),
@@ -198,7 +198,7 @@ def test_mistakes_are_one_line(words, message, run, capsys):
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["--split", "dev"], ["--lanes", "two"], []])
+@pytest.mark.parametrize("words", [["--split", "dev"], ["--streams", "two"], []])
 def test_what_cannot_be_parsed_is_refused(words):
     with pytest.raises(SystemExit) as stop:
         cli.main(["evaluate", *(["run", *words] if words else [])])
@@ -222,10 +222,10 @@ def test_a_changed_corpus(run, capsys, tmp_path):
 def test_what_the_help_says_holds():
     from compressive.cli.evaluate import Evaluate
     from compressive.evaluation import dynamic
-    from compressive.evaluation.score import LANES, LONG
+    from compressive.evaluation.score import LONG, STREAMS
 
     assert Evaluate.dynamic_learning_rate == dynamic.LEARNING_RATE
-    assert (LANES, LONG) == (16, 2_000_000)
+    assert (STREAMS, LONG) == (16, 2_000_000)
 
 
 def test_help_needs_no_torch():

@@ -1,4 +1,4 @@
-"""The corpus on disk: whole or not there, checked, mapped; and lanes, which are views into it."""
+"""The corpus on disk: whole or not there, checked, mapped; and streams, which are views into it."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressive.data import corpus as module
-from compressive.data.corpus import SPLITS, Corpus, Lanes, write_corpus
+from compressive.data.corpus import SPLITS, Corpus, Streams, write_corpus
 from compressive.data.tokenizer import BPETokenizer, ByteTokenizer, WordTokenizer
 
 TEXT = {
@@ -238,16 +238,16 @@ def test_writing_takes_little_memory(tmp_path):
 
 @given(size=st.integers(2, 60), batch=st.integers(1, 12), window=st.integers(1, 9))
 @settings(deadline=None)
-def test_lanes_cover_every_token_once(size, batch, window):
+def test_streams_cover_every_token_once(size, batch, window):
     tokens = np.arange(size, dtype=np.uint16)
     if size // batch < 2:
         with pytest.raises(ValueError, match=f"batch={batch}: {size} tokens"):
-            Lanes(tokens, batch)
+            Streams(tokens, batch)
         return
-    lanes = Lanes(tokens, batch)
-    windows = [lanes.window(start, window) for start in range(0, lanes.length, window)]
+    streams = Streams(tokens, batch)
+    windows = [streams.window(start, window) for start in range(0, streams.length, window)]
     inputs, targets = (np.concatenate(parts, axis=1) for parts in zip(*windows, strict=True))
-    assert inputs.shape == targets.shape == (batch, lanes.length)
+    assert inputs.shape == targets.shape == (batch, streams.length)
     length = size // batch
     assert (targets == inputs + 1).all()
     seen = np.concatenate([inputs, targets[:, -1:]], axis=1)
@@ -259,7 +259,7 @@ def test_a_window_is_a_view_into_the_file(tmp_path):
     for tokenizer in (ByteTokenizer(), BPETokenizer.train([b"some merges, some more merges"], 260)):
         text = TEXT | {"train": [bytes(range(128))]}
         tokens = write(tmp_path / tokenizer.kind, tokenizer, text).split("train")
-        inputs, targets = Lanes(tokens, 4).window(3, 7)
+        inputs, targets = Streams(tokens, 4).window(3, 7)
         for array in (inputs, targets):
             assert np.shares_memory(array, tokens)
             assert not array.flags.owndata
@@ -269,16 +269,16 @@ def test_a_window_is_a_view_into_the_file(tmp_path):
 
 @given(batch=st.integers(1, 8), ranks=st.integers(1, 8))
 @settings(deadline=None)
-def test_ranges_of_lanes_together_are_the_batch(batch, ranks):
+def test_ranges_of_streams_together_are_the_batch(batch, ranks):
     tokens = np.arange(100, dtype=np.uint8)
     bounds = [batch * rank // ranks for rank in range(ranks + 1)]
-    whole = Lanes(tokens, batch)
-    shares = [Lanes(tokens, batch, a, b - a) for a, b in pairwise(bounds) if b > a]
+    whole = Streams(tokens, batch)
+    shares = [Streams(tokens, batch, a, b - a) for a, b in pairwise(bounds) if b > a]
     assert all(share.length == whole.length for share in shares)
     for i in range(2):
         parts = [share.window(5, 4)[i] for share in shares]
         assert np.concatenate(parts).tolist() == whole.window(5, 4)[i].tolist()
-    assert Lanes(tokens, batch, batch - 1).count == 1
+    assert Streams(tokens, batch, batch - 1).count == 1
 
 
 @pytest.mark.parametrize(
@@ -288,30 +288,30 @@ def test_ranges_of_lanes_together_are_the_batch(batch, ranks):
         ({"batch": 2, "first": 2}, "count=0"),
         ({"batch": 2, "first": -1}, "first=-1"),
         ({"batch": 2, "first": 1, "count": 2}, "count=2"),
-        ({"batch": 6}, "lanes of 1, expected at least 2 in each; use a batch of at most 5"),
+        ({"batch": 6}, "streams of 1, expected at least 2 in each; use a batch of at most 5"),
     ],
 )
-def test_lanes_that_cannot_be_are_refused(values, match):
+def test_streams_that_cannot_be_are_refused(values, match):
     with pytest.raises(ValueError, match=match):
-        Lanes(np.arange(10, dtype=np.uint8), **values)
+        Streams(np.arange(10, dtype=np.uint8), **values)
 
 
 @pytest.mark.parametrize(("start", "size"), [(-1, 2), (4, 1), (0, 0)])
-def test_a_window_outside_the_lanes_is_refused(start, size):
+def test_a_window_outside_the_streams_is_refused(start, size):
     with pytest.raises(ValueError, match="from 0 to 3"):
-        Lanes(np.arange(10, dtype=np.uint8), 2).window(start, size)
+        Streams(np.arange(10, dtype=np.uint8), 2).window(start, size)
     with pytest.raises(ValueError, match="one row"):
-        Lanes(np.zeros((2, 5), np.uint8), 2)
+        Streams(np.zeros((2, 5), np.uint8), 2)
 
 
-def test_lanes_know_where_clips_begin_and_begin_clips_themselves():
+def test_streams_know_where_clips_begin_and_begin_clips_themselves():
     clips = np.array([0, 5, 6, 11, 19])
-    lanes = Lanes(np.arange(22, dtype=np.uint8), 2, clips=clips)  # 0 to 10 and 11 to 21
-    found = np.concatenate([lanes.starts(at, 4) for at in (0, 4, 8)], axis=1)
+    streams = Streams(np.arange(22, dtype=np.uint8), 2, clips=clips)  # 0 to 10 and 11 to 21
+    found = np.concatenate([streams.starts(at, 4) for at in (0, 4, 8)], axis=1)
     assert found.shape == (2, 10)
     assert found[0].nonzero()[0].tolist() == [0, 5, 6]
     assert found[1].nonzero()[0].tolist() == [0, 8]
-    third = Lanes(np.arange(21, dtype=np.uint8), 3, first=2, count=1, clips=clips)  # 14 to 20, in the midst of a clip
+    third = Streams(np.arange(21, dtype=np.uint8), 3, first=2, count=1, clips=clips)  # 14 to 20, in the midst of a clip
     assert third.starts(0, 6)[0].nonzero()[0].tolist() == [0, 5]
 
 

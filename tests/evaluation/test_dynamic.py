@@ -16,7 +16,7 @@ def text_of(n: int, seed: int = 0) -> np.ndarray:
 
 
 def by_hand(model, tokens, learning_rate, clip):
-    """The same in a plain loop, one lane, tails as short as they are."""
+    """The same in a plain loop, one stream, tails as short as they are."""
     model = copy.deepcopy(model)
     groups = [
         [p for name, p in model.named_parameters() if ("compress" in name) is compresses]
@@ -85,9 +85,9 @@ def test_the_model_is_left_as_it_was(training):
     assert not any(p.requires_grad or p.grad is not None for p in model.parameters())
 
 
-def test_lanes_limit_and_precision_are_those_of_plain_scoring():
+def test_streams_limit_and_precision_are_those_of_plain_scoring():
     model = build(tiny_config(), dtype=torch.float32)
-    options = {"lanes": 3, "limit": 40, "precision": "bf16"}
+    options = {"streams": 3, "limit": 40, "precision": "bf16"}
     static = score(model, text_of(50), **options)
     dynamic = dynamic_score(model, text_of(50), learning_rate=1e-9, **options)
     np.testing.assert_allclose(dynamic, static, atol=0.05)

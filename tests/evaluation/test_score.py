@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressive.evaluation import score as module
-from compressive.evaluation.score import LANES, LONG, Stretches, lanes_for, score
+from compressive.evaluation.score import LONG, STREAMS, EvalStreams, score, streams_for
 
 
 def text_of(n: int, vocab_size: int = 11, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(vocab_size, size=n).astype(np.uint16)
 
 
-def straightforward(model, tokens, lanes):
-    """One lane after the other, one window after the other, tails as short as they are."""
+def straightforward(model, tokens, streams):
+    """One stream after the other, one window after the other, tails as short as they are."""
     V, window = model.config.vocab_size, model.config.window
     scores, predicted = [math.log(V)], len(tokens) - 1
-    lanes = max(1, min(lanes, predicted))
-    for lane in range(lanes):
-        first, last = (edge * predicted // lanes for edge in (lane, lane + 1))
+    streams = max(1, min(streams, predicted))
+    for stream in range(streams):
+        first, last = (edge * predicted // streams for edge in (stream, stream + 1))
         memory = model.initial_memory(1)
         for start in range(first, last, window):
             stop = min(start + window, last)
@@ -44,24 +44,24 @@ MODELS = {
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 70), st.integers(1, 9), st.sampled_from(sorted(MODELS)), st.sampled_from([1, 2, 32]))
-def test_every_token_once_as_in_a_straightforward_loop(n, lanes, window, block):
+def test_every_token_once_as_in_a_straightforward_loop(n, streams, window, block):
     model, tokens = MODELS[window], text_of(n, seed=n)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
-        found = score(model, tokens, lanes=lanes)
+        found = score(model, tokens, streams=streams)
     assert found.dtype == np.float64
-    np.testing.assert_allclose(found, straightforward(model, tokens, lanes), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found, straightforward(model, tokens, streams), rtol=0, atol=1e-10)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 9))
-def test_every_token_but_the_first_is_predicted_in_one_place_from_the_one_before_it(n, lanes, window):
-    text = Stretches(np.arange(n), lanes, vocab_size=n)
+def test_every_token_but_the_first_is_predicted_in_one_place_from_the_one_before_it(n, streams, window):
+    text = EvalStreams(np.arange(n), streams, vocab_size=n)
     windows = [one for block in text.blocks(window, torch.device("cpu")) for one in block]
-    assert all(x.shape == y.shape == (text.lanes, window) and starts is None for x, y, starts in windows)
+    assert all(x.shape == y.shape == (text.streams, window) and starts is None for x, y, starts in windows)
     targets = []
-    for lane, length in enumerate(text.lengths):
-        x, y = (torch.cat([one[i][lane] for one in windows] or [torch.empty(0)])[:length] for i in (0, 1))
+    for stream, length in enumerate(text.lengths):
+        x, y = (torch.cat([one[i][stream] for one in windows] or [torch.empty(0)])[:length] for i in (0, 1))
         assert torch.equal(x + 1, y)
         targets += y.tolist()
     assert targets == list(range(1, n))
@@ -69,7 +69,7 @@ def test_every_token_but_the_first_is_predicted_in_one_place_from_the_one_before
     assert np.ptp(text.lengths) <= 1  # so that nothing but the last window is padded
 
 
-def test_one_lane_carries_memory_through_the_whole_text():
+def test_one_streams_carries_memory_through_the_whole_text():
     model, tokens = MODELS[4], text_of(61)
     changed = tokens.copy()
     changed[0] = (changed[0] + 1) % 11
@@ -78,9 +78,9 @@ def test_one_lane_carries_memory_through_the_whole_text():
     difference = np.abs(score(model, tokens) - score(model, changed))
     assert (difference[1:20] > 0).all()  # far beyond the first window
     assert difference[40:].any() == (reach >= 40)
-    split = np.abs(score(model, tokens, lanes=4) - score(model, changed, lanes=4))
+    split = np.abs(score(model, tokens, streams=4) - score(model, changed, streams=4))
     assert split[1:16].all()
-    assert not split[16:].any()  # the other lanes never saw it
+    assert not split[16:].any()  # the other streams never saw it
 
 
 def test_a_limit_scores_the_beginning():
@@ -96,7 +96,7 @@ def test_the_very_first_token_is_charged_as_if_all_were_alike():
 def test_progress_ends_with_all_tokens(monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 2)
     heard = []
-    score(MODELS[4], text_of(50), lanes=3, progress=lambda done, total: heard.append((done, total)))
+    score(MODELS[4], text_of(50), streams=3, progress=lambda done, total: heard.append((done, total)))
     assert heard == [(25, 50), (49, 50), (50, 50)]
 
 
@@ -122,7 +122,7 @@ def test_the_mode_is_restored_when_something_fails(monkeypatch):
 
 def test_bf16_is_close():
     model, tokens = build(tiny_config(), dtype=torch.float32), text_of(60)
-    exact, rough = (score(model, tokens, lanes=2, precision=precision) for precision in ("fp32", "bf16"))
+    exact, rough = (score(model, tokens, streams=2, precision=precision) for precision in ("fp32", "bf16"))
     assert 0 < np.abs(exact - rough).max() < 0.3
 
 
@@ -137,7 +137,7 @@ def test_any_integers_do(dtype, tmp_path):
 @pytest.mark.parametrize(
     ("tokens", "options", "message"),
     [
-        (text_of(9), {"lanes": 0}, "lanes=0: expected at least 1"),
+        (text_of(9), {"streams": 0}, "streams=0: expected at least 1"),
         (text_of(9), {"limit": 0}, "limit=0: expected at least 1"),
         (text_of(0), {}, "tokens=0: expected at least 1"),
         (text_of(9) + 11, {}, r"tokens from 11 to \d+: expected 0 to 10, the model's vocab_size"),
@@ -150,13 +150,13 @@ def test_what_cannot_be_scored_is_refused(tokens, options, message):
         score(MODELS[4], tokens, **options)
 
 
-def test_long_texts_are_read_in_lanes():
-    assert lanes_for(LONG - 1) == 1
-    assert lanes_for(LONG) == LANES
+def test_long_texts_are_read_in_streams():
+    assert streams_for(LONG - 1) == 1
+    assert streams_for(LONG) == STREAMS
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gives_the_same():
     model, tokens = build(tiny_config()), text_of(3000)
-    expected = score(model, tokens, lanes=3)
-    np.testing.assert_allclose(score(model.cuda(), tokens, lanes=3), expected, atol=1e-9)
+    expected = score(model, tokens, streams=3)
+    np.testing.assert_allclose(score(model.cuda(), tokens, streams=3), expected, atol=1e-9)

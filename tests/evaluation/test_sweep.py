@@ -35,7 +35,7 @@ def a_run(folder, data_dir, steps=(1,), **model):
 def test_the_trained_model_comes_back(tmp_path, data_dir):
     run = a_run(tmp_path, data_dir)
     trained = Trained.load(run)
-    model = trained.model(trained.setting().config)
+    model = trained.model(trained.eval_config().model)
     assert trained.step == 1
     assert not model.training
     assert model.config == run.config.model
@@ -59,7 +59,7 @@ def test_a_run_without_checkpoint_is_refused(tmp_path, data_dir):
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_compressed_memory_can_be_switched_off(compression, loss, tmp_path, data_dir):
     trained = Trained.load(a_run(tmp_path, data_dir, compression=compression, compression_loss=loss))
-    model = trained.model(trained.setting(compressed_size=0).config)
+    model = trained.model(trained.eval_config(compressed_size=0).model)
     assert not model.compressor_parameters()
     assert np.isfinite(score(model, np.arange(40))).all()
 
@@ -67,8 +67,8 @@ def test_compressed_memory_can_be_switched_off(compression, loss, tmp_path, data
 def test_switched_off_is_what_a_transformer_xl_with_these_weights_gives(tmp_path, data_dir):
     run = a_run(tmp_path, data_dir)
     trained, tokens = Trained.load(run), np.arange(100)
-    off = score(trained.model(trained.setting(compressed_size=0).config), tokens)
-    full = score(trained.model(trained.setting().config), tokens)
+    off = score(trained.model(trained.eval_config(compressed_size=0).model), tokens)
+    full = score(trained.model(trained.eval_config().model), tokens)
     plain = build(tiny_run_config(data_dir, {"compressed_size": 0}).model, dtype=torch.float32)
     plain.load_state_dict({name: w for name, w in trained.weights.items() if "compress" not in name})
     assert (off == score(plain, tokens)).all()
@@ -78,10 +78,10 @@ def test_switched_off_is_what_a_transformer_xl_with_these_weights_gives(tmp_path
 @pytest.mark.parametrize("compression", TRAINABLE)
 def test_compressed_memory_cannot_be_switched_on_untrained(compression, tmp_path, data_dir):
     trained = Trained.load(a_run(tmp_path, data_dir, compression=compression, compressed_size=(8, 0)))
-    assert trained.setting(memory_size=4).config.compressed_size == (8, 0)
+    assert trained.eval_config(memory_size=4).model.compressed_size == (8, 0)
     message = r"compressed_size=8: expected 0 in layers 1, trained without compressed memory .* train with a"
     with pytest.raises(ValueError, match=message):
-        trained.setting(compressed_size=8)
+        trained.eval_config(compressed_size=8)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_compressed_memory_cannot_be_switched_on_untrained(compression, tmp_path
 )
 def test_empty_memory(sizes, trained_with, asked, expected, tmp_path, data_dir):
     trained = Trained.load(a_run(tmp_path, data_dir, empty_memory=trained_with))
-    setting = trained.setting(*sizes, asked)
-    assert setting.config.empty_memory == expected
+    config = trained.eval_config(*sizes, asked)
+    assert config.model.empty_memory == expected
     reason = "asked for" if asked != "auto" else "as in training" if trained_with == expected else "memory is larger"
-    assert setting.reason.startswith(reason)
+    assert config.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_what_is_no_list_of_sizes_is_refused(text):
 
 def test_every_combination(tmp_path, data_dir):
     trained = Trained.load(a_run(tmp_path, data_dir))
-    settings = combinations(trained, "4,32", "0,8")
-    sizes = [(s.config.memory_size, s.config.compressed_size, s.config.empty_memory) for s in settings]
+    configs = combinations(trained, "4,32", "0,8")
+    sizes = [(s.model.memory_size, s.model.compressed_size, s.model.empty_memory) for s in configs]
     assert sizes == [(4, 0, "zeros"), (4, 8, "zeros"), (32, 0, "masked"), (32, 8, "masked")]
     with pytest.raises(ValueError, match="memory_size=0: expected at least 1 in layer 0"):
         combinations(trained, "4,0", "8")
@@ -133,24 +133,24 @@ def test_every_combination(tmp_path, data_dir):
 def test_a_sweep_is_one_evaluation_after_the_other(tmp_path, data_dir):
     run = a_run(tmp_path, data_dir)
     trained, corpus, heard = Trained.load(run), run.corpus(), []
-    settings = combinations(trained, compressed_size="0,8,64")
-    reading = Reading("valid", lanes=2, limit=300)
-    results = list(sweep(trained, corpus, settings, reading, progress=lambda *words: heard.append(words)))
-    assert [result.setting for result in results] == settings
-    assert [words for words in heard if words[1] == words[2]] == [(setting, 300, 300) for setting in settings]
-    for setting, result in zip(settings, results, strict=True):
-        nll = score(trained.model(setting.config), corpus.split("valid"), lanes=2, limit=300)
+    configs = combinations(trained, compressed_size="0,8,64")
+    reading = Reading("valid", streams=2, limit=300)
+    results = list(sweep(trained, corpus, configs, reading, progress=lambda *words: heard.append(words)))
+    assert [result.config for result in results] == configs
+    assert [words for words in heard if words[1] == words[2]] == [(config, 300, 300) for config in configs]
+    for config, result in zip(configs, results, strict=True):
+        nll = score(trained.model(config.model), corpus.split("valid"), streams=2, limit=300)
         assert result.metrics.nats == pytest.approx(nll.sum())
         assert result.headline == result.metrics.bits_per_character
-        assert result.lanes == 2
-        assert result.as_dict()["compressed_size"] == setting.config.compressed_size
+        assert result.streams == 2
+        assert result.as_dict()["compressed_size"] == config.model.compressed_size
 
 
-def test_lanes_are_chosen_by_length(tmp_path, data_dir):
+def test_streams_are_chosen_by_length(tmp_path, data_dir):
     run = a_run(tmp_path, data_dir)
     trained = Trained.load(run)
-    (result,) = sweep(trained, run.corpus(), [trained.setting()], Reading("test", limit=100))
-    assert result.lanes == 1
+    (result,) = sweep(trained, run.corpus(), [trained.eval_config()], Reading("test", limit=100))
+    assert result.streams == 1
     assert run.corpus().bytes("test") < LONG
 
 
@@ -159,7 +159,7 @@ def test_a_corpus_that_has_changed_is_refused(tmp_path, data_dir):
     trained = Trained.load(run)
     message = "vocab_size=256 of tiny: expected at most the model's, 200; the corpus has changed"
     with pytest.raises(ValueError, match=message):
-        list(sweep(trained, run.corpus(), [trained.setting()], Reading()))
+        list(sweep(trained, run.corpus(), [trained.eval_config()], Reading()))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_corpus_that_has_changed_is_refused(tmp_path, data_dir):
     [
         ({"split": "dev"}, "split='dev': expected one of train, valid, test"),
         ({"limit": 0}, "limit=0: expected at least 1"),
-        ({"lanes": -1}, "lanes=-1: expected at least 1, or 0"),
+        ({"streams": -1}, "streams=-1: expected at least 1, or 0"),
     ],
 )
 def test_a_reading_that_makes_no_sense_is_refused(values, message):
@@ -189,8 +189,8 @@ def test_plot(memory, compressed, labels, across, tmp_path, data_dir, monkeypatc
     monkeypatch.setattr(figure_type, "savefig", lambda figure, *_, **__: drawn.append(figure))
     run = a_run(tmp_path, data_dir)
     trained = Trained.load(run)
-    settings = combinations(trained, memory, compressed)
-    results = list(sweep(trained, run.corpus(), settings, Reading("test", limit=50)))
+    configs = combinations(trained, memory, compressed)
+    results = list(sweep(trained, run.corpus(), configs, Reading("test", limit=50)))
     plot(results, tmp_path / "new" / "plot.png")
     (axes,) = drawn[0].axes
     assert [line.get_label() for line in axes.lines] == labels

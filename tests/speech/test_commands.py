@@ -6,13 +6,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from speech_helpers import tiny_speech, tiny_speech_config, tiny_wavenet, tone, write_sound
+from speech_helpers import tiny_speech, tiny_speech_config, tiny_wavenet, tone, write_audio
 from training_helpers import command, make_run
 
 from compressive.architectures import build_model
 from compressive.cli import main
 from compressive.config import ModelConfig, RunConfig
-from compressive.data.corpus import Corpus, Lanes
+from compressive.data.corpus import Corpus, Streams
 from compressive.data.speech.audio import read_wav
 from compressive.evaluation.score import score
 from compressive.inference.generate import generate
@@ -97,7 +97,7 @@ def test_a_clip_costs_the_same_whatever_came_before_it(home, name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_sees_the_starts_that_scoring_sees(home, name, tmp_path, monkeypatch):
-    """What reaches the model is what the corpus says, window by window, lane by lane, round and round."""
+    """What reaches the model is what the corpus says, window by window, stream by stream, round and round."""
     seen = []
     model = build_model(MODELS[name])
     forward = type(model).forward
@@ -114,15 +114,15 @@ def test_training_sees_the_starts_that_scoring_sees(home, name, tmp_path, monkey
     size = len(corpus.split("train")) // 4
     marks = np.zeros(4 * size, bool)
     marks[corpus.starts("train")[corpus.starts("train") < 4 * size]] = True
-    marks[[lane * size for lane in range(4)]] = True  # a lane begins anew, wherever it begins
+    marks[[stream * size for stream in range(4)]] = True  # a stream begins anew, wherever it begins
     stride = MODELS[name].window
     positions = [i * stride for i in range((size - 1) // stride)]
     for step, (tokens, starts) in enumerate(seen):
         at = positions[step % len(positions)]
-        for lane in range(4):
-            here = slice(lane * size + at, lane * size + at + stride)
-            assert tokens[lane].tolist() == corpus.split("train")[here].tolist()
-            assert starts[lane].tolist() == marks[here].tolist()
+        for stream in range(4):
+            here = slice(stream * size + at, stream * size + at + stride)
+            assert tokens[stream].tolist() == corpus.split("train")[here].tolist()
+            assert starts[stream].tolist() == marks[here].tolist()
     assert len(seen) == 40 > len(positions)
 
 
@@ -131,7 +131,7 @@ def test_text_has_no_starts(tmp_path):
 
     corpus = Corpus.open(tiny_corpus(tmp_path))
     assert corpus.starts("train") is None
-    assert Lanes(corpus.split("train"), 4).starts(0, 10) is None
+    assert Streams(corpus.split("train"), 4).starts(0, 10) is None
 
 
 @pytest.mark.parametrize("name", ["compressive", "wavenet"])
@@ -163,7 +163,7 @@ def test_sound_is_drawn_by_the_same_steps_and_pictured(home, name, tmp_path, cap
 
 
 def test_a_prompt_of_sound_is_continued_several_times(home, tmp_path, capsys):
-    prompt = write_sound(tmp_path / "prompt.wav", tone(0.02, 48_000), 48_000)
+    prompt = write_audio(tmp_path / "prompt.wav", tone(0.02, 48_000), 48_000)
     run = home / "runs" / "compressive"
     words = ["--prompt-file", str(prompt), "--samples", "2", "--length", "50", "--out", str(tmp_path / "a.wav")]
     assert main(["generate", str(run), *words]) == 0

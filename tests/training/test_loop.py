@@ -14,7 +14,7 @@ from helpers import TESTS
 from training_helpers import SHARD, command, flags, make_run, tiny_corpus, tiny_run_config
 
 from compressive import CompressiveLM
-from compressive.data.corpus import Corpus, Lanes
+from compressive.data.corpus import Corpus, Streams
 from compressive.runs import checkpoint
 from compressive.training import loop
 from compressive.training.schedule import learning_rate
@@ -60,7 +60,7 @@ def plain_training(config, data_dir):
     options = config.train
     torch.manual_seed(options.seed)
     model = CompressiveLM(config.model).train()
-    lanes = Lanes(Corpus.open(data_dir / "tiny").split("train"), options.batch)
+    lanes = Streams(Corpus.open(data_dir / "tiny").split("train"), options.batch)
     compressors = model.compressor_parameters()
     others = [p for name, p in model.named_parameters() if "compress" not in name]
     optimiser = torch.optim.Adam(others + compressors, lr=1.0)

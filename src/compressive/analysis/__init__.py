@@ -1,1 +1,1 @@
-"""Analysis: read a run, produce tables and figures."""
+"""Analyses of a trained run, as tables, figures and one HTML report."""

@@ -1,5 +1,6 @@
-"""Where the model looks: the paper's figure 2, attention over compressed memory, recent memory and the window."""
+"""Attention over compressed memory, recent memory and the window, as in the paper's figure 2."""
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,23 +22,23 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 BUCKETS = 6
-"""How many parts each of the three is cut into, oldest first."""
+"""Buckets per place (compressed memory, recent memory, window), oldest first."""
 PLACES = ("compressed", "recent", "window")
 
 
 class Bucket(NamedTuple):
-    """One of the eighteen."""
+    """One of the 18 buckets: a sixth of one place."""
 
     place: str
     number: int  # from 1, the oldest
-    slots: float  # a sixth of the place's, which need not be whole; mean over layers
+    slots: float  # a sixth of the place's slots, may be fractional; mean over layers
 
 
 @dataclass(frozen=True)
 class AttentionUse:
-    """The share of attention that each bucket receives, averaged over heads and queries; they sum to 1.
+    """Share of attention per bucket, averaged over heads and queries; the shares sum to 1.
 
-    Standard errors are over sequences, as in the paper: a sequence is one window of one lane.
+    Standard errors are over sequences, as in the paper: a sequence is one window of one stream.
     """
 
     sequences: int
@@ -45,13 +46,17 @@ class AttentionUse:
     shares: tuple[Estimate, ...]  # averaged over layers
     by_layer: tuple[tuple[Estimate, ...], ...]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return dataclasses.asdict(self)
+
     def share(self, place: str) -> float:
-        """All attention that one of the three places receives."""
+        """Return the share of attention on one place: compressed, recent or window."""
         found = zip(self.buckets, self.shares, strict=True)
         return sum(share.mean for bucket, share in found if bucket.place == place)
 
     def table(self) -> "RenderableType":
-        """Return the buckets for a terminal, with what a single slot of each receives."""
+        """Return a terminal table of the buckets, with the attention per slot."""
         from rich.table import Table
 
         title = f"Attention by bucket, oldest first ({self.sequences:,} sequences)"
@@ -63,10 +68,10 @@ class AttentionUse:
         return table
 
     def plot(self, to: Path | BinaryIO) -> None:
-        """Draw the bars of figure 2, and below them the same for every layer."""
+        """Plot figure 2 as bars, and below it a heat map by layer."""
         layers, count = len(self.by_layer), len(self.buckets)
-        drawn = figure(9, 3.6 + 0.22 * layers)
-        bars, grid = drawn.subplots(2, 1, height_ratios=(3, 0.5 + 0.22 * layers))
+        fig = figure(9, 3.6 + 0.22 * layers)
+        bars, grid = fig.subplots(2, 1, height_ratios=(3, 0.5 + 0.22 * layers))
         colours = [COLOURS[bucket.place] for bucket in self.buckets]
         bars.bar(
             range(count),
@@ -90,19 +95,19 @@ class AttentionUse:
                     ha="center", fontsize=9, color=COLOURS[place], fontweight="bold",
                 )  # fmt: skip
         means = np.array([[share.mean for share in row] for row in self.by_layer])
-        lowest = means[means > 0].min()  # a layer without a memory has nothing there
+        lowest = means[means > 0].min()  # a layer without memory has zeros, which a log scale cannot show
         image = grid.imshow(means.clip(lowest), aspect="auto", cmap="cividis", norm="log", interpolation="nearest")
         tidy(grid, "The same by layer", y="layer", grid="")
         grid.set_xlim(-0.6, count - 0.4)
         grid.set_xticks([])
         step = max(1, layers // 8)
         grid.set_yticks(range(0, layers, step), [str(i + 1) for i in range(0, layers, step)])
-        scale = drawn.colorbar(image, ax=grid, pad=0.01, fraction=0.03)
+        scale = fig.colorbar(image, ax=grid, pad=0.01, fraction=0.03)
         scale.set_ticks(**log_ticks(lowest, means.max()))
         scale.minorticks_off()
         scale.outline.set_visible(False)
         scale.ax.tick_params(labelsize=8, colors=INK, length=2)
-        save(drawn, to)
+        save(fig, to)
 
 
 def measure_attention(
@@ -110,11 +115,11 @@ def measure_attention(
     text: npt.NDArray[Any],
     *,
     tokens: int = 200_000,
-    lanes: int = 16,
+    streams: int = 16,
     progress: Progress | None = None,
 ) -> AttentionUse:
-    """Average the attention of about so many tokens of a text, once memories are full."""
-    cut = spread(model, text, tokens, lanes)
+    """Average attention over about `tokens` tokens of a text (n,), once memories are full."""
+    cut = spread(model, text, tokens, streams)
     device = cut.tokens.device
     edges = [_edges(layer.n_compressed, layer.n_recent, cut.window).to(device) for layer in model.trunk.layers]
     found = []
@@ -138,27 +143,27 @@ def measure_attention(
 
 @contextmanager
 def watch_attention(model: CompressiveLM) -> Iterator[list[Tensor]]:
-    """Give a list that every layer of a forward pass adds to: the mean attention on each slot, (B, N).
+    """Yield a list to which each layer of a forward pass appends its mean attention per slot, (B, N).
 
-    The layers' attention is asked for it from outside, and what it gives is taken away again where the layer itself
-    had not asked, so that the pass stays as it was.
+    Hooks pass `with_usage=True` to each attention module, and drop the returned usage again unless the layer itself
+    had asked for it. The forward pass is otherwise unchanged.
     """
     usages: list[Tensor] = []
-    asked: list[bool] = []
+    requested: list[bool] = []
 
-    def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        asked.append(kwargs.get("with_usage", False))
+    def request(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        requested.append(kwargs.get("with_usage", False))
         return args, kwargs | {"with_usage": True}
 
-    def take(_: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+    def collect(_: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
         attended, usage = output
         usages.append(usage)
-        return attended, usage if asked.pop() else None
+        return attended, usage if requested.pop() else None
 
     hooks = []
     for layer in model.trunk.layers:
-        hooks.append(layer.attention.register_forward_pre_hook(ask, with_kwargs=True))
-        hooks.append(layer.attention.register_forward_hook(take))
+        hooks.append(layer.attention.register_forward_pre_hook(request, with_kwargs=True))
+        hooks.append(layer.attention.register_forward_hook(collect))
     try:
         yield usages
     finally:
@@ -167,14 +172,14 @@ def watch_attention(model: CompressiveLM) -> Iterator[list[Tensor]]:
 
 
 def _edges(compressed: int, recent: int, window: int) -> Tensor:
-    """Where the buckets of [compressed, recent, window] begin, and where the last ends, (19,); equal within a place."""
+    """Return the bucket edges over the slots [compressed, recent, window], (19,); evenly spaced within a place."""
     starts, sizes = (0, compressed, compressed + recent), (compressed, recent, window)
     cuts = [start + size * i / BUCKETS for start, size in zip(starts, sizes, strict=True) for i in range(BUCKETS)]
     return torch.tensor([*cuts, compressed + recent + window], dtype=torch.double)
 
 
 def _sums(usage: Tensor, edges: Tensor) -> Tensor:
-    """Attention per bucket, (B, N) to (B, 18); a slot that an edge goes through counts on both sides, in proportion."""
-    reached = F.pad(usage.double().cumsum(dim=1), (1, 1))  # the last is never counted
+    """Sum attention (B, N) into buckets (B, 18); an edge inside a slot splits its attention in proportion."""
+    reached = F.pad(usage.double().cumsum(dim=1), (1, 1))  # the last column only pads the index
     whole = edges.long()
     return torch.lerp(reached[:, whole], reached[:, whole + 1], edges - whole).diff(dim=1)

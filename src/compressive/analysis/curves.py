@@ -1,4 +1,4 @@
-"""What metrics.jsonl tells of a training, drawn."""
+"""Training curves from a run's metrics.jsonl."""
 
 import json
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ import numpy as np
 from compressive.plotting import COLOURS, INK, figure, log_ticks, save, tidy
 
 SMOOTH = 100
-"""Curves of more points than this are drawn with their running mean."""
+"""Curves with more points than this are smoothed by a running mean."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """The lines of metrics.jsonl, by kind."""
+    """The records of metrics.jsonl, by kind."""
 
     train: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a run's metrics; a line that a crash cut short is passed over, a file that is not there holds none."""
+        """Read a run's metrics; truncated lines are skipped, and a missing file gives no records."""
         lines = []
         for line in path.read_text("utf-8").splitlines() if path.exists() else ():
             try:
@@ -34,13 +34,13 @@ class Curves:
         return cls(kinds["train"], [line for line in kinds["eval"] if line.get("split", "valid") == "valid"])
 
     def plot_loss(self, to: Path | BinaryIO) -> None:
-        """Draw the loss in training and validation, and the compression loss where there is one."""
-        drawn, ratios = figure(9, 3.4), (5, 3) if any(line.get("compression_loss") for line in self.train) else (1,)
-        loss, *rest = drawn.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
+        """Plot training and validation loss, and the compression loss if there is one."""
+        fig, ratios = figure(9, 3.4), (5, 3) if any(line.get("compression_loss") for line in self.train) else (1,)
+        loss, *rest = fig.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
         _line(loss, self.train, "bits", COLOURS["window"], "training")
         _line(loss, self.evaluations, "bits", COLOURS["compressed"], "validation", marker="o")
         tidy(loss, "Loss", "step", "bits per token")
-        # The first steps fall from the height of a uniform guess; what follows is of interest.
+        # Scale the y axis to the records after the first 5 % of steps, where the loss is still near uniform.
         lines = [line for line in (*self.train, *self.evaluations) if _has(line, "bits")]
         last = max((line["step"] for line in lines), default=0)
         if late := [line["bits"] for line in lines if line["step"] >= last / 20]:
@@ -50,12 +50,12 @@ class Curves:
         for compression in rest:
             _line(compression, self.train, "compression_loss", COLOURS["compressed"], "")
             tidy(compression, "Compression loss", "step", "sum over layers")
-        save(drawn, to)
+        save(fig, to)
 
     def plot_optimisation(self, to: Path | BinaryIO) -> None:
-        """Draw gradient norms, learning rate and speed."""
-        drawn = figure(9, 2.5)
-        norms, rate, speed = drawn.subplots(1, 3)
+        """Plot gradient norms, learning rate and tokens per second."""
+        fig = figure(9, 2.5)
+        norms, rate, speed = fig.subplots(1, 3)
         norms.set_yscale("log")
         _line(norms, self.train, "gradient_norm", COLOURS["recent"], "model")
         _line(norms, self.train, "compressor_gradient_norm", COLOURS["compressed"], "compressors")
@@ -72,7 +72,7 @@ class Curves:
         speed.set_ylim(bottom=0)
         speed.yaxis.set_major_formatter("{x:,.0f}")
         tidy(speed, "Tokens per second", "step")
-        save(drawn, to)
+        save(fig, to)
 
 
 def _line(
@@ -84,7 +84,7 @@ def _line(
     marker: str = "",
     smooth: bool = True,
 ) -> None:
-    """Draw one metric by step; of many points the running mean, with the points still visible, faintly."""
+    """Plot one metric over steps; many points are plotted faintly, under their running mean."""
     axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     points = [(line["step"], line[name]) for line in lines if _has(line, name)]
@@ -102,5 +102,5 @@ def _line(
 
 
 def _has(line: dict[str, Any], name: str) -> bool:
-    """Whether a number was written; one that was not finite is null."""
+    """Whether the record has a number under this name; non-finite values are written as null."""
     return isinstance(line.get(name), int | float)

@@ -1,4 +1,4 @@
-"""How compressible each layer is: the paper's figure 6, compression loss by layer."""
+"""Compression loss by layer, as in the paper's figure 6."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -20,14 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerLoss:
-    """Compression loss of each layer that compresses; standard errors are over windows, each the mean of its lanes."""
+    """Compression loss of each compressing layer; standard errors are over windows, averaged over streams."""
 
     kind: str  # attention or autoencoding
     windows: int
     layers: dict[int, Estimate]  # by number, from 1
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return dataclasses.asdict(self)
+
     def table(self) -> "RenderableType":
-        """Return the layers for a terminal."""
+        """Return a terminal table of the layers."""
         from rich.table import Table
 
         title = f"Compression loss ({self.kind}) by layer, {self.windows:,} windows"
@@ -37,9 +41,9 @@ class LayerLoss:
         return table
 
     def plot(self, to: Path | BinaryIO) -> None:
-        """Draw one bar per layer."""
-        drawn = figure(9, 3)
-        axes = drawn.subplots()
+        """Plot one bar per layer."""
+        fig = figure(9, 3)
+        axes = fig.subplots()
         axes.bar(
             [str(number) for number in self.layers],
             [loss.mean for loss in self.layers.values()],
@@ -51,11 +55,11 @@ class LayerLoss:
         )
         name = {"attention": "Attention-reconstruction", "autoencoding": "Auto-encoding"}[self.kind]
         tidy(axes, f"{name} loss by layer", "layer", "mean squared difference")
-        save(drawn, to)
+        save(fig, to)
 
 
 def measurable(config: ModelConfig) -> ModelConfig:
-    """The same model with a compression loss: attention reconstruction, which has no weights, where it has none."""
+    """Return the configuration with attention reconstruction, which has no weights, if it has no compression loss."""
     return dataclasses.replace(config, compression_loss="attention") if config.compression_loss == "none" else config
 
 
@@ -64,10 +68,13 @@ def measure_layers(
     text: npt.NDArray[Any],
     *,
     tokens: int = 200_000,
-    lanes: int = 16,
+    streams: int = 16,
     progress: Progress | None = None,
 ) -> LayerLoss:
-    """Average each layer's compression loss over about so many tokens of a text, once memories are full."""
+    """Average each layer's compression loss over about `tokens` tokens of a text (n,), once memories are full.
+
+    Raises ValueError if no layer compresses, or if the model has no compression loss.
+    """
     config = model.config
     compressing = [i for i, size in enumerate(config.compressed_sizes) if size]
     if not compressing:
@@ -77,7 +84,7 @@ def measure_layers(
             "compression_loss='none': this model computes no loss; build it with compression_loss='attention', which "
             "needs no other weights"
         )
-    cut = spread(model, text, tokens, lanes)
+    cut = spread(model, text, tokens, streams)
     outs = read(model, cut.tokens, model.initial_memory(len(cut.tokens)), progress=progress)
     losses = to_numpy(torch.stack([out.compression_losses for out in outs][cut.filling :]))
     return LayerLoss(config.compression_loss, len(losses), {i + 1: Estimate.of(losses[:, i]) for i in compressing})

@@ -1,7 +1,7 @@
-"""Does the memory help? The loss with all of it, with parts of it hidden, and as it fills from empty.
+"""How much memory helps: the loss with all of it, with parts of it masked, and as it fills from empty.
 
-Hiding uses the flags that say whether a slot may be seen: not a weight nor a line of the model changes. It tells what
-a memory is worth to this model, which learnt to lean on it; one trained without may do better than this one deprived.
+Memories are hidden through their validity masks; weights and model code do not change. The result says how much this
+model relies on a memory. A model trained without that memory may do better than this one with it hidden.
 """
 
 import dataclasses
@@ -30,34 +30,38 @@ EVERYTHING, NO_COMPRESSED, NOTHING = "everything", "compressed memory hidden", "
 
 @dataclass(frozen=True)
 class Since:
-    """The loss after so many tokens from an empty memory."""
+    """Loss over a range of tokens read since an empty memory."""
 
-    first: int  # tokens read, from
-    last: int  # to, both included
+    first: int  # first token of the range, counted from 1
+    last: int  # last token, included
     bits: float  # per token
-    excess: Estimate  # over the bits of the very same tokens with full memories
+    excess: Estimate  # over the bits of the same tokens with full memories
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What the memories are worth, in bits per token; standard errors are over lanes, and over starts."""
+    """What each memory is worth, in bits per token; standard errors are over streams, or over starts."""
 
     tokens: int
-    lanes: int
+    streams: int
     conditions: dict[str, Estimate]
-    compressed_worth: Estimate | None  # what hiding compressed memory costs; None where there is none
-    recent_worth: Estimate | None  # what hiding recent memory costs on top
-    starts: int  # how often reading began from empty memory
+    compressed_worth: Estimate | None  # loss increase if compressed memory is hidden; None if there is none
+    recent_worth: Estimate | None  # further increase if recent memory is hidden too
+    starts: int  # how many times reading started from empty memory
     since_empty: tuple[Since, ...]
-    reach: tuple[int, int, int]  # tokens back that the longest layer's window, recent and compressed memory end at
+    reach: tuple[int, int, int]  # how many tokens back window, recent and compressed memory reach, in the longest layer
     temporal_range: int
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; the stream count keeps its old key, `lanes`."""
+        return {"lanes" if key == "streams" else key: value for key, value in dataclasses.asdict(self).items()}
+
     def table(self) -> "RenderableType":
-        """Both results, for a terminal."""
+        """Return both results as terminal tables."""
         from rich.console import Group
         from rich.table import Table
 
-        title = f"Loss by what is seen ({self.tokens:,} tokens in {self.lanes} lanes)"
+        title = f"Loss by what is seen ({self.tokens:,} tokens in {self.streams} streams)"
         seen = Table("", "bits per token", title=title, title_justify="left", min_width=WIDTH)
         for name, bits in self.conditions.items():
             seen.add_row(name, str(bits))
@@ -75,9 +79,9 @@ class MemoryUse:
         return Group(seen, since)
 
     def plot(self, to: Path | BinaryIO) -> None:
-        """Draw both, side by side."""
-        drawn = figure(9, 3.2)
-        left, right = drawn.subplots(1, 2, width_ratios=(4, 6))
+        """Plot both results, side by side."""
+        fig = figure(9, 3.2)
+        left, right = fig.subplots(1, 2, width_ratios=(4, 6))
         worths = {"compressed": self.compressed_worth, "recent": self.recent_worth}
         for row, (place, worth) in enumerate((place, worth) for place, worth in worths.items() if worth is not None):
             left.barh(-row, worth.mean, 0.5, xerr=worth.error, color=COLOURS[place], ecolor=INK, capsize=3)
@@ -102,7 +106,7 @@ class MemoryUse:
         right.xaxis.set_major_formatter("{x:,.0f}")
         right.yaxis.set_major_formatter("{x:g}")
         right.set_xlim(0.8, 1.3 * max(self.reach[-1], self.since_empty[-1].last))
-        # Where one layer's view ends: all that it knows of older text has come up through the layers below.
+        # Shade the reach of one layer. Information from older text arrives only through the layers below.
         names = {"window": "first token in window", "recent": "in recent memory", "compressed": "in compressed memory"}
         edges = (0.8, *self.reach)
         for place, first, last in zip(names, edges, edges[1:], strict=False):
@@ -110,7 +114,7 @@ class MemoryUse:
                 right.axvspan(first, last, color=COLOURS[place], alpha=0.15, linewidth=0, label=names[place])
         tidy(right, "Loss since an empty memory", "tokens read", "bits above full memory")
         right.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="lower left")
-        save(drawn, to)
+        save(fig, to)
 
 
 def measure_memory(
@@ -118,28 +122,28 @@ def measure_memory(
     text: npt.NDArray[Any],
     *,
     tokens: int = 200_000,
-    lanes: int = 16,
+    streams: int = 16,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> MemoryUse:
-    """Measure on about so many tokens of a text what each memory is worth, and how the loss falls as they fill."""
+    """Measure what each memory is worth on about `tokens` tokens of a text (n,), and the loss as memories fill."""
     config = model.config
     names = [EVERYTHING]
     if any(config.compressed_sizes):
         names.append(NO_COMPRESSED)
     if any(config.memory_sizes):
         names.append(NOTHING)
-    cut = spread(model, text, tokens, lanes)
+    cut = spread(model, text, tokens, streams)
     bits = _bits_by_condition(model, cut, names, part(progress, 0, 0.75))
-    by_lane = {name: rows[:, cut.filling * cut.window :].mean(axis=1) for name, rows in bits.items()}
-    seen_last = NO_COMPRESSED if NO_COMPRESSED in by_lane else EVERYTHING
+    by_stream = {name: rows[:, cut.filling * cut.window :].mean(axis=1) for name, rows in bits.items()}
+    seen_last = NO_COMPRESSED if NO_COMPRESSED in by_stream else EVERYTHING
     starts, since = _since_empty(model, cut, bits[EVERYTHING], tokens, len(names), seed, part(progress, 0.75, 1))
     return MemoryUse(
         tokens=len(cut.tokens) * (cut.windows - cut.filling) * cut.window,
-        lanes=len(cut.tokens),
-        conditions={name: Estimate.of(values) for name, values in by_lane.items()},
-        compressed_worth=_difference(by_lane, NO_COMPRESSED, EVERYTHING),
-        recent_worth=_difference(by_lane, NOTHING, seen_last),
+        streams=len(cut.tokens),
+        conditions={name: Estimate.of(values) for name, values in by_stream.items()},
+        compressed_worth=_difference(by_stream, NO_COMPRESSED, EVERYTHING),
+        recent_worth=_difference(by_stream, NOTHING, seen_last),
         starts=starts,
         since_empty=since,
         reach=_reach(config),
@@ -148,7 +152,7 @@ def measure_memory(
 
 
 def hide(memory: Memory, compressed: Tensor, recent: Tensor) -> Memory:
-    """Make a memory invisible in some lanes, given as (B,) bool masks."""
+    """Mask compressed and recent memory in the batch rows marked by two (B,) bool masks."""
     layers = (
         dataclasses.replace(
             layer,
@@ -163,9 +167,9 @@ def hide(memory: Memory, compressed: Tensor, recent: Tensor) -> Memory:
 def _bits_by_condition(
     model: CompressiveLM, cut: Cut, names: list[str], progress: Progress | None
 ) -> dict[str, Floats]:
-    """Bits of every token, (B, n·T), in each condition; all are read side by side, each with a memory of its own.
+    """Return the bits of every token, (B, n·T), in each condition; all conditions share one batch.
 
-    Where compressed memory is hidden it is so in every window, so that nothing of it reaches recent memory either.
+    Hidden memory is masked in every window, so no information passes through it into recent memory either.
     """
     count, device = len(cut.tokens), cut.tokens.device
 
@@ -187,10 +191,10 @@ def _bits_by_condition(
 def _since_empty(
     model: CompressiveLM, cut: Cut, full: Floats, tokens: int, share: int, seed: int, progress: Progress | None
 ) -> tuple[int, tuple[Since, ...]]:
-    """Read from empty memory at random windows of the lanes, as far as the temporal range, or as there is text."""
+    """Read from empty memory at random windows of the streams, up to the temporal range or the end of the text."""
     T, measured = cut.window, cut.windows - cut.filling
     reach = min(measured, math.ceil(model.config.temporal_range / T) + 1)
-    places = [(lane, window) for lane in range(len(full)) for window in range(cut.filling, cut.windows - reach + 1)]
+    places = [(stream, window) for stream in range(len(full)) for window in range(cut.filling, cut.windows - reach + 1)]
     count = min(len(places), max(len(full), tokens // (reach * T)))
     chosen = np.random.default_rng(seed).choice(len(places), count, replace=False)
     empty, weight = dataclasses.replace(model.config, empty_memory="masked"), next(model.parameters())
@@ -198,15 +202,15 @@ def _since_empty(
     fresh, excess = [], []
     groups = np.array_split(chosen, math.ceil(count / (share * len(full))))
     for index, group in enumerate(groups):
-        stretches = [(places[i][0], places[i][1] * T) for i in group]
-        rows = torch.stack([cut.tokens[lane, start : start + reach * T + 1] for lane, start in stretches])
+        origins = [(places[i][0], places[i][1] * T) for i in group]
+        rows = torch.stack([cut.tokens[stream, start : start + reach * T + 1] for stream, start in origins])
         memory = Memory.empty(empty, len(group), weight.device, weight.dtype)
         done = part(progress, index / len(groups), (index + 1) / len(groups))
         fresh.append(_bits(read(model, rows, memory, progress=done)))
-        excess.append(fresh[-1] - np.stack([full[lane, start : start + reach * T] for lane, start in stretches]))
+        excess.append(fresh[-1] - np.stack([full[stream, start : start + reach * T] for stream, start in origins]))
     bits, above = np.concatenate(fresh), np.concatenate(excess)
 
-    # Powers of two within the first window, then whole windows, of which the loss depends on the place within.
+    # Powers of two within the first window, then whole windows, as the loss depends on the position within a window.
     lasts = [2**i for i in range(64) if 2**i < T] + [T * 2**i for i in range(64) if 2**i < reach] + [reach * T]
     return count, tuple(
         Since(first + 1, last, float(bits[:, first:last].mean()), Estimate.of(above[:, first:last].mean(axis=1)))
@@ -221,10 +225,10 @@ def _reach(config: ModelConfig) -> tuple[int, int, int]:
 
 
 def _bits(outs: Any) -> Floats:
-    """Bits per token of all windows that are read, side by side."""
+    """Concatenate the bits per token of all windows, (B, n·T)."""
     return to_numpy(torch.cat([out.nll for out in outs], dim=1)) / math.log(2)
 
 
-def _difference(by_lane: dict[str, Floats], without: str, seen: str) -> Estimate | None:
-    """What is lost, lane by lane, so that differences between texts do not count."""
-    return Estimate.of(by_lane[without] - by_lane[seen]) if without in by_lane else None
+def _difference(by_stream: dict[str, Floats], without: str, seen: str) -> Estimate | None:
+    """Return the loss increase, paired by stream, which removes the variance between texts."""
+    return Estimate.of(by_stream[without] - by_stream[seen]) if without in by_stream else None

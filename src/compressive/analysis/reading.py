@@ -1,6 +1,6 @@
-"""Read text for an analysis: lanes spread over a split, window by window, and only what full memories give.
+"""Read text for an analysis: streams spread over a split, read window by window, measured once memories are full.
 
-Letters as in the model's room: B lanes, T tokens in a window.
+Shapes: B streams, T tokens per window, as in `compressive.model`.
 """
 
 import math
@@ -22,7 +22,7 @@ from compressive.runtime import evaluating
 Floats = npt.NDArray[np.floating[Any]]
 
 LEAST = 8
-"""Windows per lane, once memory is full, below which fewer and longer lanes are taken."""
+"""Least windows per stream with full memory; below it, fewer and longer streams are used."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Floats) -> Self:
-        """Take independent values, at least two."""
+        """Return the estimate from independent values (n,), n >= 2."""
         return cls(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)))
 
     def __str__(self) -> str:
@@ -42,46 +42,48 @@ class Estimate:
 
 
 class Cut(NamedTuple):
-    """Stretches of a text, of equal length and as far apart as they can be."""
+    """Streams of equal length, evenly spaced over a text."""
 
     tokens: Tensor  # (B, n·T + 1)
     window: int  # T
-    filling: int  # so many of the n windows are read first, to fill the memory
+    filling: int  # the first of the n windows, which only fill the memory
 
     @property
     def windows(self) -> int:
-        """Windows in each lane, n."""
+        """Number of windows in each stream, n."""
         return (self.tokens.shape[1] - 1) // self.window
 
 
-def spread(model: CompressiveLM, text: npt.NDArray[Any], tokens: int, lanes: int) -> Cut:
-    """Lay lanes over a text such that about `tokens` tokens are read with full memories.
+def spread(model: CompressiveLM, text: npt.NDArray[Any], tokens: int, streams: int) -> Cut:
+    """Cut streams out of a text (n,) so that about `tokens` tokens are read with full memories.
 
-    Where the text is too short for so many lanes, fewer are taken.
+    A short text is read in fewer streams. Raises ValueError if even two streams cannot fill their memories.
     """
     window = model.config.window
     filling = tokens_to_fill(model.config) // window
-    if tokens < 1 or lanes < 2:
-        raise ValueError(f"tokens={tokens}, lanes={lanes}: expected at least 1 token and, for standard errors, 2 lanes")
-    while lanes > 2 and (len(text) // lanes - 1) // window < filling + LEAST:
-        lanes //= 2
-    room = (len(text) // lanes - 1) // window
-    if room < filling + 2:
+    if tokens < 1 or streams < 2:
         raise ValueError(
-            f"a text of {len(text):,} tokens: expected at least {lanes * ((filling + 2) * window + 1):,}, as two lanes "
-            "must fill their memories before anything is measured; take a longer split or smaller memory sizes"
+            f"tokens={tokens}, streams={streams}: expected at least 1 token and 2 streams, as standard errors need"
         )
-    count = min(room, filling + max(2, round(tokens / (lanes * window))))
-    starts = [lane * (len(text) // lanes) for lane in range(lanes)]
+    while streams > 2 and (len(text) // streams - 1) // window < filling + LEAST:
+        streams //= 2
+    available = (len(text) // streams - 1) // window
+    if available < filling + 2:
+        raise ValueError(
+            f"a text of {len(text):,} tokens: expected at least {streams * ((filling + 2) * window + 1):,}, as two "
+            "streams must fill their memories before anything is measured; use a longer split or smaller memory sizes"
+        )
+    count = min(available, filling + max(2, round(tokens / (streams * window))))
+    starts = [stream * (len(text) // streams) for stream in range(streams)]
     rows = np.stack([text[start : start + count * window + 1] for start in starts]).astype(np.int64)
     return Cut(torch.from_numpy(rows).to(next(model.parameters()).device), window, filling)
 
 
 def tokens_to_fill(config: ModelConfig) -> int:
-    """How many tokens, in whole windows, leave no slot of either memory empty."""
+    """Return how many tokens, in whole windows, fill every slot of both memories."""
 
     def windows(recent: int, compressed: int, rate: int) -> int:
-        # Once recent memory is full each window evicts as many memories as it has tokens.
+        # Once recent memory is full, each window evicts `window` memories.
         return math.ceil(recent / config.window) + math.ceil(compressed / max(1, config.window // rate))
 
     sizes = zip(config.memory_sizes, config.compressed_sizes, config.compression_rates, strict=True)
@@ -96,7 +98,7 @@ def read(
     before: Callable[[Memory], Memory] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[LMOutput]:
-    """Read tokens (B, n·T + 1) window by window; `before` may change the memory ahead of each."""
+    """Read tokens (B, n·T + 1) window by window; `before` may replace the memory ahead of each window."""
     window = model.config.window
     total = tokens.shape[1] - 1
     for start in range(0, total, window):
@@ -110,12 +112,12 @@ def read(
 
 
 def to_numpy(x: Tensor) -> Floats:
-    """Bring numbers to the CPU, in double precision."""
+    """Copy a tensor to the CPU as a float64 array."""
     return x.double().cpu().numpy()
 
 
 def part(progress: Progress | None, begin: float, end: float) -> Progress | None:
-    """Tell of one part of a longer piece of work, from one fraction of it to another."""
+    """Return a progress callback for the part of a longer job between the fractions `begin` and `end`."""
     if progress is None:
         return None
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / total)), 1000)

@@ -1,6 +1,6 @@
-"""One page that tells of a run: curves, what its memory is worth, where it looks, what it compresses, what it writes.
+"""An HTML report of a run: training curves, test score, the three analyses, samples, configuration.
 
-The page stands alone: images are inside it, and it asks for nothing from anywhere.
+The page is self-contained: images are embedded, and nothing is loaded from elsewhere.
 """
 
 import base64
@@ -23,7 +23,7 @@ from compressive.analysis.memory import EVERYTHING, NO_COMPRESSED, MemoryUse, me
 from compressive.analysis.reading import part
 from compressive.analysis.xz import xz_bits, xz_bits_after
 from compressive.config import ModelConfig, transformer
-from compressive.evaluation.score import Progress, lanes_for, score
+from compressive.evaluation.score import Progress, score, streams_for
 from compressive.model.language_model import CompressiveLM
 from compressive.plotting import require_matplotlib
 from compressive.runs.run import Run
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
     from compressive.data.corpus import Corpus
 
 XZ_BEFORE = 128_000_000
-"""How much of the training text, its end, xz reads before the test text; a minute or two for so much."""
+"""Tokens at the end of the training split that xz reads before the test text; takes one to two minutes."""
 SAMPLES = 5
-"""How many of the texts sampled in training are shown, the last one first."""
+"""Number of training samples shown, the last one first."""
 
 
 @dataclass(frozen=True)
 class TestScore:
-    """How well the test text is predicted, and what xz makes of the same text."""
+    """Test score of the model, and of xz on the same text."""
 
     tokens: int
-    size: int  # of the text in bytes
+    size: int  # bytes of the text
     whole: bool
-    characters: bool  # tokens are bytes
+    characters: bool  # whether tokens are bytes
     perplexity: float  # per token
     bits: float  # per byte of the text
-    xz: float | None  # None where tokens are words, which are not the text itself
+    xz: float | None  # bits per byte; None if tokens are words, which do not determine the text
     xz_after_training: float | None
 
 
 @dataclass(frozen=True)
 class Findings:
-    """All that a report tells."""
+    """All measurements of a report."""
 
     step: int
     parameters: int
@@ -63,7 +63,7 @@ class Findings:
     test: TestScore
     memory: MemoryUse
     attention: AttentionUse
-    layers: LayerLoss | None  # None where nothing is compressed
+    layers: LayerLoss | None  # None if no layer compresses
 
 
 def measure_run(
@@ -74,20 +74,23 @@ def measure_run(
     which: Literal["best", "last"] = "best",
     split: str = "valid",
     tokens: int = 200_000,
-    lanes: int = 16,
+    streams: int = 16,
     test_tokens: int | None = 1_000_000,
     progress: Progress | None = None,
 ) -> Findings:
-    """Measure a run: `tokens` of `split` are read for each analysis, `test_tokens` are scored."""
-    require_matplotlib()  # better now than after the work
+    """Measure a run: analyses read about `tokens` tokens of `split` each; the first `test_tokens` test tokens are scored.
+
+    Raises PlotError if matplotlib is missing.
+    """
+    require_matplotlib()  # fail before the measurements, not after them
     corpus, trained = run.corpus(data_dir), Trained.load(run, which)
     model, text = trained.model(trained.config, device), corpus.split(split)
-    memory = measure_memory(model, text, tokens=tokens, lanes=lanes, progress=part(progress, 0, 0.5))
-    attention = measure_attention(model, text, tokens=tokens, lanes=lanes, progress=part(progress, 0.5, 0.6))
+    memory = measure_memory(model, text, tokens=tokens, streams=streams, progress=part(progress, 0, 0.5))
+    attention = measure_attention(model, text, tokens=tokens, streams=streams, progress=part(progress, 0.5, 0.6))
     layers = None
     if any((config := transformer(trained.config)).compressed_sizes):
         with_loss = trained.model(measurable(config), device)
-        layers = measure_layers(with_loss, text, tokens=tokens, lanes=lanes, progress=part(progress, 0.6, 0.7))
+        layers = measure_layers(with_loss, text, tokens=tokens, streams=streams, progress=part(progress, 0.6, 0.7))
     return Findings(
         step=trained.step,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -101,7 +104,7 @@ def measure_run(
 
 
 def write_report(run: Run, found: Findings, out: Path) -> None:
-    """Write the page, and the figures that head it as JSON beside it."""
+    """Write the page to `out`, and its main numbers as JSON beside it."""
     out.parent.mkdir(parents=True, exist_ok=True)
     figures = {"step": found.step, "parameters": found.parameters, "test": dataclasses.asdict(found.test)}
     if (worth := found.memory.compressed_worth) is not None:
@@ -113,7 +116,7 @@ def write_report(run: Run, found: Findings, out: Path) -> None:
 
 
 def summary(found: Findings) -> str:
-    """The same figures in a few lines."""
+    """Return the main numbers as a few lines of text."""
     test = found.test
     if test.xz is None or test.xz_after_training is None:
         lines = [f"test perplexity {test.perplexity:.3f}"]
@@ -132,7 +135,7 @@ def summary(found: Findings) -> str:
 
 def _score_test(model: CompressiveLM, corpus: "Corpus", limit: int | None, progress: Progress | None) -> TestScore:
     tokens, tokenizer = corpus.split("test")[:limit], corpus.tokenizer
-    nll = score(model, tokens, lanes=lanes_for(len(tokens)), progress=progress)
+    nll = score(model, tokens, streams=streams_for(len(tokens)), progress=progress)
     text, lossless = tokenizer.decode(tokens), tokenizer.kind != "words"
     return TestScore(
         tokens=len(tokens),
@@ -149,7 +152,7 @@ def _score_test(model: CompressiveLM, corpus: "Corpus", limit: int | None, progr
 
 
 def _page(run: Run, found: Findings) -> str:
-    """The whole page."""
+    """Return the HTML of the report."""
     name = html.escape(run.folder.resolve().name)
     sections = [
         _section(
@@ -160,17 +163,17 @@ def _page(run: Run, found: Findings) -> str:
         if found.curves.train
         else "",
         _section(
-            "What the memory is worth",
+            "What memory is worth",
             _worth(found),
-            _image(found.memory.plot, "bits lost without each memory, and since an empty one"),
+            _image(found.memory.plot, "loss increase without each memory, and loss since an empty memory"),
         ),
-        _section("Where it looks", _looks(found), _image(found.attention.plot, "attention by bucket")),
+        _section("Attention by bucket", _attention(found), _image(found.attention.plot, "attention by bucket")),
         _section(
-            "What compression loses", _losses(found.layers), _image(found.layers.plot, "compression loss by layer")
+            "Compression loss by layer", _losses(found.layers), _image(found.layers.plot, "compression loss by layer")
         )
         if found.layers
         else "",
-        _section("What it writes", *_samples(run.folder / "samples")),
+        _section("Samples from training", *_samples(run.folder / "samples")),
         _section("Configuration", _configuration(run)),
     ]
     return f"""<!doctype html>
@@ -215,7 +218,7 @@ def _sizes(model: ModelConfig) -> str:
 
 
 def _tiles(found: Findings) -> Iterator[str]:
-    """The figures that matter most, the comparison beside each."""
+    """Yield the main numbers, each next to its comparison."""
     test = found.test
     unit = "bits per character" if test.characters else "bits per byte"
     scored = f"{'all' if test.whole else 'the first'} {test.tokens:,} tokens of the test split"
@@ -244,38 +247,38 @@ def _worth(found: Findings) -> str:
         text += (
             f"{verdict} {abs(worth.mean):.4f} ± {worth.error:.4f} bits per token. "
             if clear
-            else (f"the difference, {worth.mean:+.4f} ± {worth.error:.4f}, cannot be told from none. ")
+            else (f"the difference, {worth.mean:+.4f} ± {worth.error:.4f}, is not significant. ")
         )
     if (worth := memory.recent_worth) is not None:
         text += f"Recent memory is worth {worth.mean:.4f} ± {worth.error:.4f}. "
     return _paragraph(
-        text + "On the right the loss falls as memories fill from empty; the same text read with full memories is "
-        "subtracted, so that the curve shows memory and not text."
+        text + "The right plot shows the loss as memories fill from empty, minus the loss of the same text with full "
+        "memories."
     )
 
 
-def _looks(found: Findings) -> str:
+def _attention(found: Findings) -> str:
     attention = found.attention
     return _paragraph(
-        f"Share of attention on each of three memories in six parts, averaged over heads, queries, layers and "
+        f"Share of attention per bucket (six per memory, six in the window), averaged over heads, queries, layers and "
         f"{attention.sequences:,} sequences of the {found.split} split, with standard error; below, by layer (1 is the "
-        "lowest). Later parts of the window are seen by fewer queries."
+        "lowest). Fewer queries see the later buckets of the window, as attention is causal."
     )
 
 
 def _losses(layers: LayerLoss) -> str:
     what = {
-        "attention": "How far attention to compressed memories is from attention to the originals",
-        "autoencoding": "How far what is restored from compressed memories is from the originals",
+        "attention": "Mean squared difference between attention over compressed memories and over the original ones",
+        "autoencoding": "Mean squared difference between memories decoded from compressed ones and the original ones",
     }[layers.kind]
     return _paragraph(f"{what}, by layer, over {layers.windows:,} windows, with standard error.")
 
 
 def _samples(folder: Path) -> Iterator[str]:
-    """Texts sampled in training, the last one open, some earlier ones to be opened."""
+    """Yield text samples from training: the last one expanded, some earlier ones collapsed."""
     paths = sorted(folder.glob("step-*.txt"))
     if not paths:
-        yield _paragraph("No samples were drawn in training.")
+        yield _paragraph("No samples were written during training.")
         return
     kept = sorted({round(i * (len(paths) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)}, reverse=True)
     for i in kept:
@@ -300,7 +303,7 @@ def _paragraph(text: str) -> str:
 
 
 def _image(plot: Callable[[BinaryIO], None], description: str) -> str:
-    """Draw into the page."""
+    """Return the figure as an embedded PNG."""
     buffer = BytesIO()
     plot(buffer)
     return f'<img alt="{description}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'

@@ -1,21 +1,21 @@
-"""What a general compressor makes of the same text: the figure that any model of it must beat."""
+"""Bits per byte of xz, a general-purpose compressor, as a baseline for language models."""
 
 import lzma
 
 LARGEST = 2**30 + 2**29 - 1
-"""LZMA's longest dictionary."""
+"""Largest dictionary of LZMA, in bytes."""
 
 
 def xz_bits(text: bytes) -> float:
-    """Bits per byte of `xz -9e`."""
+    """Return bits per byte of `xz -9e` on a text."""
     return 8 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / len(text)
 
 
 def xz_bits_after(text: bytes, before: bytes) -> float:
-    """Bits per byte that a text adds to one that was read before: xz(before + text) − xz(before).
+    """Return bits per byte of a text compressed after another: xz(before + text) − xz(before).
 
-    The harder comparison, as the compressor too has seen the training text. Its dictionary, which `xz -9e` ends at 64
-    MiB, holds all of it.
+    This is the stronger baseline, because the compressor has seen the training text too. The dictionary, 64 MiB in
+    `xz -9e`, is enlarged to hold all of it.
     """
     longest = max(4096, min(len(before) + len(text), LARGEST))
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": longest}]

@@ -1,4 +1,4 @@
-"""See what a run's memory, attention and compression do.
+"""Measure how a run uses its memory, attention and compression.
 
 compressive analyze runs/enwik8 memory
 compressive analyze runs/enwik8 report
@@ -21,52 +21,53 @@ if TYPE_CHECKING:
 
 @dataclass
 class Analyze:
-    """What to look at."""
+    """What to measure."""
 
     run: Positional[Path]
-    """Folder of the run."""
+    """Folder of the run or release."""
     what: Positional[Literal["memory", "attention", "layers", "report"]]
-    """memory: does it help? attention: where does the model look? layers: which compress well? report: all of it."""
+    """memory: loss with memories hidden; attention: share per memory; layers: compression loss; report: all as HTML."""
     split: Literal["train", "valid", "test"] = "valid"
-    """Text to read."""
+    """Split to read."""
     tokens: int = 200_000
-    """About how many tokens to measure on, once memories are full."""
-    lanes: int = 16
-    """Stretches of the text to read side by side; fewer where it is short."""
+    """Approximate number of tokens to measure on, once memories are full."""
+    streams: int = 16
+    """Streams to cut the text into, read in one batch; fewer if the text is short."""
     test_tokens: int = 1_000_000
-    """How much of the test split the report scores; 0 for all."""
+    """Tokens of the test split that the report scores; 0 for all."""
     which: Literal["best", "last"] = "best"
-    """Which checkpoint."""
+    """Checkpoint to load: the one with the lowest validation loss, or the last."""
     memory_size: int | None = None
-    """Slots of recent memory, if other than in training; not for the report."""
+    """Slots of recent memory per layer; default: as in training. The report ignores it."""
     compressed_size: int | None = None
-    """Slots of compressed memory, if other than in training; not for the report."""
+    """Slots of compressed memory per layer; default: as in training. The report ignores it."""
     device: str = "auto"
-    """Where to run: auto takes a GPU if there is one."""
+    """Device, e.g. cpu or cuda:0; auto: a GPU if there is one."""
     json: bool = False
-    """Print JSON in place of a table."""
+    """Print JSON instead of a table."""
     out: Path | None = None
-    """Folder for figures and numbers; RUN/analysis if not given, and for the report RUN itself."""
+    """Folder for the figures and JSON files; default: RUN/analysis, and RUN for the report."""
     data_dir: Path | None = None
-    """Folder that holds the run's corpus, if it has moved since training."""
+    """Folder of prepared corpora; default: the one used in training."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Parse the words and analyse."""
-    return run_command(analyze, Analyze, arguments, prog, "See what a run's memory, attention and compression do.")
+    """Parse the arguments and analyse."""
+    description = "Measure how a run uses its memory, attention and compression."
+    return run_command(analyze, Analyze, arguments, prog, description, renamed={"--lanes": "--streams"})
 
 
 def analyze(options: Analyze) -> int:
-    """Measure, print, and write the figure."""
+    """Measure, print, and write the figure and the JSON file."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 
     from compressive.runs.run import Run
 
     run = Run.open(options.run)
-    if run.tokenizer(options.data_dir).of_sound:
+    if run.tokenizer(options.data_dir).is_audio:
         raise ValueError(
-            f"{run.folder} was trained on sound, whose clips these analyses would read as one; use evaluate"
+            f"{run.folder} was trained on audio: these analyses would read its clips as one text; use evaluate"
         )
     errors = Console(stderr=True)
     with Bar(console=errors, transient=True, disable=not errors.is_terminal) as bar:
@@ -86,7 +87,7 @@ def _report(options: Analyze, run: "Run", progress: "Progress") -> int:
         which=options.which,
         split=options.split,
         tokens=options.tokens,
-        lanes=options.lanes,
+        streams=options.streams,
         test_tokens=options.test_tokens or None,
         progress=progress,
     )
@@ -97,8 +98,7 @@ def _report(options: Analyze, run: "Run", progress: "Progress") -> int:
 
 
 def _measure(options: Analyze, run: "Run", progress: "Progress") -> int:
-    """One of the three analyses; what was measured is kept even where nothing can be drawn."""
-    import dataclasses
+    """Run one of the three analyses; the JSON file is written even if the figure cannot be plotted."""
     import json
 
     from rich.console import Console
@@ -117,15 +117,15 @@ def _measure(options: Analyze, run: "Run", progress: "Progress") -> int:
         "layers": measure_layers,
     }
     trained = Trained.load(run, options.which)
-    config = transformer(trained.setting(options.memory_size, options.compressed_size).config)
+    config = transformer(trained.eval_config(options.memory_size, options.compressed_size).model)
     model = trained.model(measurable(config), pick_device(options.device))
     text = run.corpus(options.data_dir).split(options.split)
-    found = measures[options.what](model, text, tokens=options.tokens, lanes=options.lanes, progress=progress)
+    found = measures[options.what](model, text, tokens=options.tokens, streams=options.streams, progress=progress)
 
     folder = options.out or run.folder / "analysis"
     folder.mkdir(parents=True, exist_ok=True)
     about = {"split": options.split, "step": trained.step}
-    numbers = json.dumps(about | dataclasses.asdict(found), indent=1)
+    numbers = json.dumps(about | found.as_dict(), indent=1)
     (folder / f"{options.what}.json").write_text(numbers + "\n", "utf-8")
     if options.json:
         print(numbers)

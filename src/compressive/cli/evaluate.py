@@ -1,4 +1,4 @@
-"""`compressive evaluate RUN`: bits per character, perplexity, other memory sizes.
+"""`compressive evaluate RUN`: bits per character or perplexity of a run, with any memory sizes.
 
 compressive evaluate runs/enwik8 --split valid --compressed-size 512,1024,2048,3072
 """
@@ -26,50 +26,51 @@ class Evaluate:
     """Score a run's model on a split of its corpus."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
+    """Folder of the run or release."""
     split: Literal["train", "valid", "test"] = "test"
-    """Which part of the corpus to score."""
+    """Split of the corpus to score."""
     which: Literal["best", "last"] = "best"
-    """Which checkpoint: the best on the validation split, or the last."""
+    """Checkpoint to load: the one with the lowest validation loss, or the last."""
     memory_size: str | None = None
-    """Slots of recent memory per layer, if not as in training; several with commas make a sweep."""
+    """Slots of recent memory per layer; default: as in training. A comma-separated list runs a sweep."""
     compressed_size: str | None = None
-    """Slots of compressed memory per layer, likewise: 512,1024,2048. Every combination is evaluated."""
+    """Slots of compressed memory per layer, e.g. 512,1024,2048. Every combination of both lists is evaluated."""
     empty_memory: Literal["auto", "zeros", "masked"] = "auto"
-    """Slots not yet written: seen as zeros, or masked; auto: as in training, but masked where memory is larger."""
-    lanes: int = 0
-    """Stretches of the text read side by side, each from empty memory; 0: 1, or 16 for 2,000,000 tokens and more."""
+    """Empty slots: attended to as zeros, or masked. auto: as in training, but masked if memory is larger."""
+    streams: int = 0
+    """Streams to cut the text into, read in one batch, each from empty memory. 0: 1, or 16 from 2,000,000 tokens on."""
     limit: int | None = None
-    """Score only so many tokens from the beginning of the split."""
+    """Score only the first LIMIT tokens of the split."""
     dynamic: bool = False
-    """Dynamic evaluation: a copy of the model goes on training on each window after scoring it."""
+    """Dynamic evaluation: a copy of the model trains on each window after scoring it."""
     dynamic_learning_rate: float = 3e-5
     """Learning rate of dynamic evaluation."""
     device: str = "auto"
-    """Where to run: auto takes a GPU if there is one."""
+    """Device, e.g. cpu or cuda:0; auto: a GPU if there is one."""
     precision: Precision = "fp32"
-    """Arithmetic of the matrix products."""
+    """Precision of matrix products: fp32, or bf16 by autocast."""
     json: bool = False
-    """Print one JSON object and nothing else."""
+    """Print one JSON object instead of a table."""
     plot: Path | None = None
-    """Where to draw a sweep, if not in the run's folder."""
+    """File for the plot of a sweep; default: next to the JSON file in RUN/evaluation/."""
     data_dir: Path | None = None
-    """Folder that holds prepared corpora, if not the one trained from."""
+    """Folder of prepared corpora; default: the one used in training."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Parse the options, then evaluate."""
+    """Parse the arguments and evaluate."""
     return run(
         evaluate,
         Evaluate,
         arguments,
         prog,
-        "Score every token of a split exactly once, memory carried, and save the figures in RUN/evaluation/.",
+        "Score every token of a split once, with memory carried, and save the metrics in RUN/evaluation/.",
+        renamed={"--lanes": "--streams"},
     )
 
 
 def evaluate(options: Evaluate) -> int:
-    """Evaluate in this process, or in all those that torchrun has started."""
+    """Evaluate in this process, or in all processes that torchrun started."""
     from compressive.distributed import join
 
     with join(options.device) as world:
@@ -77,30 +78,30 @@ def evaluate(options: Evaluate) -> int:
 
 
 def _evaluate(options: Evaluate, world: "World") -> int:
-    """Evaluate with every memory that was asked for; print and save what comes out."""
+    """Evaluate every requested memory size; print and save the results."""
     from rich.console import Console
     from rich.progress import Progress
 
     from compressive.evaluation.sweep import Reading, Result, combinations, plot, sweep
     from compressive.plotting import PlotError, require_matplotlib
     from compressive.runs.run import Run
-    from compressive.runs.trained import Setting, Trained
+    from compressive.runs.trained import EvalConfig, Trained
     from compressive.speech.floors import floors
 
     source = Run.open(options.run)
     reading = Reading(
         options.split,
-        options.lanes,
+        options.streams,
         options.limit,
         options.precision,
         options.dynamic_learning_rate if options.dynamic else None,
         source.config.train.clip,
     )
     trained = Trained.load(source, options.which)
-    settings = combinations(trained, options.memory_size, options.compressed_size, options.empty_memory)
+    configs = combinations(trained, options.memory_size, options.compressed_size, options.empty_memory)
     corpus = source.corpus(options.data_dir)
     if options.plot is not None:
-        require_matplotlib()  # better now than after the work
+        require_matplotlib()  # fail before the evaluation, not after it
 
     about: dict[str, Any] = {
         "run": source.folder.resolve().name,
@@ -114,7 +115,7 @@ def _evaluate(options: Evaluate, world: "World") -> int:
         "processes": world.size,
         "dynamic_learning_rate": reading.dynamic,
     }
-    if corpus.tokenizer.of_sound and world.is_first:
+    if corpus.tokenizer.is_audio and world.is_first:
         about["floors_bits_per_sample"] = floors(corpus, options.split, options.limit)
     path = source.folder / "evaluation" / f"{_name(options)}.json"
     results: list[Result] = []
@@ -122,24 +123,24 @@ def _evaluate(options: Evaluate, world: "World") -> int:
     with Progress(console=errors, transient=True, disable=not (errors.is_terminal and world.is_first)) as bar:
         task = bar.add_task("")
 
-        def progress(setting: Setting, done: int, total: int) -> None:
-            number = f"{len(results) + 1} of {len(settings)}, " if len(settings) > 1 else ""
-            bar.update(task, description=f"{number}{_memory(setting.config)}", completed=done, total=total)
+        def progress(config: EvalConfig, done: int, total: int) -> None:
+            number = f"{len(results) + 1} of {len(configs)}, " if len(configs) > 1 else ""
+            bar.update(task, description=f"{number}{_memory(config.model)}", completed=done, total=total)
 
-        for result in sweep(trained, corpus, settings, reading, world, progress):
+        for result in sweep(trained, corpus, configs, reading, world, progress):
             results.append(result)
-            report = _report(about, results, is_sweep=len(settings) > 1)
+            report = _report(about, results, is_sweep=len(configs) > 1)
             if world.is_first:
-                _write(path, report)  # after each, so that a long sweep that fails keeps what it has
+                _write(path, report)  # after each result, so that an interrupted sweep keeps the finished ones
     if not world.is_first:
         return 0
 
-    drawn = None
+    figure = None
     if len(results) > 1 or options.plot is not None:
         try:
-            plot(results, drawn := options.plot or path.with_suffix(".png"))
+            plot(results, figure := options.plot or path.with_suffix(".png"))
         except PlotError as error:
-            drawn = None
+            figure = None
             errors.print(f"no plot: {error}", markup=False, highlight=False, soft_wrap=True)
 
     if options.json:
@@ -147,9 +148,9 @@ def _evaluate(options: Evaluate, world: "World") -> int:
         return 0
     console = Console()
     console.print(_sweep_table(about, results) if len(results) > 1 else _table(about, results[0]))
-    notes = [f"written to {written}" for written in (path, drawn) if written is not None]
+    notes = [f"written to {written}" for written in (path, figure) if written is not None]
     if len(results) > 1 and options.split == "test":
-        notes.append("sizes chosen on the test split are fitted to it: choose them with --split valid")
+        notes.append("choosing sizes on the test split overfits to it: choose them with --split valid")
     if len(results) > 1 and results[0].metrics.not_comparable is not None:
         notes.append(f"not comparable: {results[0].metrics.not_comparable}")
     for note in notes:
@@ -158,10 +159,10 @@ def _evaluate(options: Evaluate, world: "World") -> int:
 
 
 def _table(about: dict[str, Any], result: "Result") -> "Table":
-    """Show one evaluation, the figure that fits the corpus first."""
+    """Return a table of one evaluation, main metric first."""
     from rich.table import Table
 
-    metrics, config = result.metrics, result.setting.config
+    metrics, config = result.metrics, result.config.model
     figures = {
         "bits_per_sample": f"{metrics.bits_per_sample:.4f}, {metrics.nats_per_sample:.4f} nats"
         if metrics.bits_per_sample is not None
@@ -192,18 +193,18 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
         table.add_row("note", about["corpus_note"])
     table.add_row("memory", _memory(config))
     if isinstance(config, ModelConfig):
-        table.add_row("empty memory", f"{config.empty_memory} ({result.setting.reason})")
+        table.add_row("empty memory", f"{config.empty_memory} ({result.config.reason})")
     table.add_row("checkpoint", f"{about['checkpoint']}, step {about['step']:,}")
     if about["dynamic_learning_rate"] is not None:
         table.add_row("dynamic", f"learning rate {about['dynamic_learning_rate']:g}")
-    lanes = "1 lane" if result.lanes == 1 else f"{result.lanes} lanes"
-    table.add_row("time", f"{result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s, {lanes}")
+    streams = "1 stream" if result.streams == 1 else f"{result.streams} streams"
+    table.add_row("time", f"{result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s, {streams}")
     table.add_row("arithmetic", f"{about['precision']} on {about['device']}")
     return table
 
 
 def _sweep_table(about: dict[str, Any], results: list["Result"]) -> "Table":
-    """Show a sweep, one line per memory, the best in bold."""
+    """Return a table of a sweep, one row per configuration, the best in bold."""
     from rich.table import Table
 
     first, best = results[0].metrics, _best(results)
@@ -215,7 +216,7 @@ def _sweep_table(about: dict[str, Any], results: list["Result"]) -> "Table":
     for name in ("memory", "compressed", "empty", first.headline.replace("_", " "), "tokens/s"):
         table.add_column(name, justify="left" if name == "empty" else "right")
     for i, result in enumerate(results):
-        config = transformer(result.setting.config)
+        config = transformer(result.config.model)
         table.add_row(
             _size(config.memory_size),
             _size(config.compressed_size),
@@ -238,14 +239,14 @@ def _size(size: PerLayer) -> str:
 
 
 def _name(options: Evaluate) -> str:
-    """Name the result's file after the split and all that differs from the plain evaluation of it."""
+    """Return the name of the result file: the split, then every option that is not the default."""
     differs = {
         f"m{options.memory_size}": options.memory_size is not None,
         f"c{options.compressed_size}": options.compressed_size is not None,
         options.empty_memory: options.empty_memory != "auto",
         "dynamic": options.dynamic,
         f"first{options.limit}": options.limit is not None,
-        f"lanes{options.lanes}": options.lanes > 0,
+        f"lanes{options.streams}": options.streams > 0,
         options.precision: options.precision != "fp32",
         options.which: options.which != "best",
     }
@@ -254,19 +255,19 @@ def _name(options: Evaluate) -> str:
 
 
 def _report(about: dict[str, Any], results: list["Result"], is_sweep: bool) -> str:
-    """Write one evaluation as one flat JSON object, a sweep as an object that lists them."""
+    """Return one evaluation as a flat JSON object, a sweep as an object with a list of them."""
     found = [about | result.as_dict() for result in results]
     several = {"metric": results[0].metrics.headline, "best": _best(results), "results": found}
     return json.dumps(_plain(several if is_sweep else found[0]), indent=1, allow_nan=False)
 
 
 def _best(results: list["Result"]) -> int:
-    """Which of them has the lowest figure."""
+    """Return the index of the lowest result."""
     return min(range(len(results)), key=lambda i: (math.isnan(results[i].headline), results[i].headline))
 
 
 def _plain(value: Any) -> Any:
-    """Replace what JSON has no word for: numbers that are none become null."""
+    """Replace NaN and infinities, which JSON cannot hold, by None."""
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):

@@ -87,16 +87,16 @@ def generate(options: Generate) -> int:
     if options.prompt_length is not None and options.prompt_length < 1:
         raise ValueError(f"prompt_length={options.prompt_length}: expected at least 1; leave it out to read the whole")
     tokenizer = run.tokenizer(options.data_dir)
-    length = _length(options, tokenizer.of_sound)
-    if tokenizer.of_sound:
+    length = _length(options, tokenizer.is_audio)
+    if tokenizer.is_audio:
         opening = prompt_samples(options.prompt_file, tokenizer, options.prompt_length)
     else:
         opening = encode_prompt(tokenizer, _prompt(options))[: options.prompt_length]
     prompt = torch.from_numpy(opening.astype("int64"))
     # A model trained with zeros expects them at the beginning of a text, but not more of them than it was trained with.
     trained = Trained.load(run, options.which)
-    setting = trained.setting(options.memory_size, options.compressed_size, options.empty_memory)
-    model = trained.model(setting.config, pick_device(options.device))
+    config = trained.eval_config(options.memory_size, options.compressed_size, options.empty_memory)
+    model = trained.model(config.model, pick_device(options.device))
     drawn = generate(
         model,
         prompt,
@@ -107,8 +107,8 @@ def generate(options: Generate) -> int:
         top_k=options.top_k,
         seed=options.seed,
     )
-    if tokenizer.of_sound:
-        return _sound(options, run, tokenizer, drawn, length)
+    if tokenizer.is_audio:
+        return _audio(options, run, tokenizer, drawn, length)
     streams = [TextStream(tokenizer, int(prompt[-1])) for _ in range(options.samples)]
     waiting: list[list[str]] = [[] for _ in streams[1:]]
 
@@ -138,11 +138,11 @@ def generate(options: Generate) -> int:
     return 0
 
 
-def _length(options: Generate, of_sound: bool) -> int:
+def _length(options: Generate, is_audio: bool) -> int:
     """How many tokens to draw, sound being asked for by its seconds, into a file."""
     from compressive.data.speech.codes import RATE
 
-    if not of_sound:
+    if not is_audio:
         if options.seconds is not None:
             raise ValueError(f"seconds={options.seconds}: the run was trained on text; give --length")
         return options.length
@@ -159,7 +159,7 @@ def _length(options: Generate, of_sound: bool) -> int:
     return round(options.seconds * RATE)
 
 
-def _sound(options: Generate, run: "Run", tokenizer: "Tokenizer", drawn: "Iterator[Tensor]", length: int) -> int:
+def _audio(options: Generate, run: "Run", tokenizer: "Tokenizer", drawn: "Iterator[Tensor]", length: int) -> int:
     """Write each sample as a wav, and all of them beside real sound as a picture."""
     from rich.console import Console
     from rich.progress import Progress
@@ -167,8 +167,8 @@ def _sound(options: Generate, run: "Run", tokenizer: "Tokenizer", drawn: "Iterat
     from compressive.data.speech.audio import read_wav
     from compressive.data.speech.codes import RATE
     from compressive.plotting import PlotError
-    from compressive.speech.generate import real_sound, write_drawn
-    from compressive.speech.spectrogram import draw_spectrograms
+    from compressive.speech.generate import real_audio, write_samples
+    from compressive.speech.spectrogram import plot_spectrograms
 
     assert options.out is not None
     paths = [options.out]
@@ -177,7 +177,7 @@ def _sound(options: Generate, run: "Run", tokenizer: "Tokenizer", drawn: "Iterat
     console, began = Console(stderr=True), time.perf_counter()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("drawing samples", total=length)
-        for count in write_drawn(drawn, tokenizer, paths):
+        for count in write_samples(drawn, tokenizer, paths):
             bar.update(task, completed=count)
     took = time.perf_counter() - began
     print(
@@ -188,8 +188,8 @@ def _sound(options: Generate, run: "Run", tokenizer: "Tokenizer", drawn: "Iterat
     sounds = {f"drawn, {path.name}": read_wav(path) for path in paths}
     picture = options.out.with_suffix(".png")
     try:
-        draw_spectrograms(
-            {"real, of the test split": real_sound(run.corpus(options.data_dir), length)} | sounds, picture
+        plot_spectrograms(
+            {"real, of the test split": real_audio(run.corpus(options.data_dir), length)} | sounds, picture
         )
         print(f"spectrograms: {picture}", file=sys.stderr)
     except (PlotError, FileNotFoundError) as error:  # no matplotlib, or no corpus beside a release

@@ -28,9 +28,9 @@ class TrainConfig:
     """How to train: the paper's protocol by default, for characters."""
 
     steps: int = 104_000
-    """How many steps to train for; one step reads `unroll` windows in every lane."""
+    """How many steps to train for; one step reads `unroll` windows in every stream."""
     batch: int = 32
-    """Lanes: contiguous streams of the corpus that are read side by side, each with its memory."""
+    """Streams: contiguous streams of the corpus that are read side by side, each with its memory."""
     unroll: int = 1
     """Windows per step through which gradients flow; 2 trains compression by BPTT."""
     learning_rate: float = 3e-4

@@ -1,4 +1,4 @@
-"""A prepared corpus: a folder of token files that are memory-mapped, and lanes through them.
+"""A prepared corpus: a folder of token files that are memory-mapped, and streams through them.
 
     train.bin valid.bin test.bin   tokens, little-endian, nothing else
     tokenizer.json                 from text to tokens and back
@@ -273,7 +273,7 @@ def _write_split(
         os.fsync(file.fileno())
     if count == 0:
         raise ValueError(f"the {split} split of {name} is empty: expected some text; give more, or other shares")
-    return SplitInfo(count, text.bytes, 0 if tokenizer.of_sound else text.words, checksum.hexdigest())
+    return SplitInfo(count, text.bytes, 0 if tokenizer.is_audio else text.words, checksum.hexdigest())
 
 
 def _write_clips(path: Path, clips: Sequence[Clip]) -> None:
@@ -332,11 +332,11 @@ class _TextCount:
                 yield chunk
 
 
-class Lanes:
+class Streams:
     """A text as `batch` streams of equal length, one after the other, so that each row of a batch reads on and on.
 
-    `first` and `count` choose some of these lanes, as where several processes share a batch. What is left over after
-    the last lane is dropped. Windows are views: nothing is copied before it is used. `clips` says where in the text
+    `first` and `count` choose some of these streams, as where several processes share a batch. What is left over after
+    the last stream is dropped. Windows are views: nothing is copied before it is used. `clips` says where in the text
     something new begins, if anywhere: see `starts`.
     """
 
@@ -353,18 +353,18 @@ class Lanes:
             raise ValueError(f"tokens of shape {tokens.shape}: expected one row")
         if batch < 1 or first < 0 or count < 1 or first + count > batch:
             raise ValueError(
-                f"batch={batch}, first={first}, count={count}: expected at least one lane, within the batch"
+                f"batch={batch}, first={first}, count={count}: expected at least one stream, within the batch"
             )
         size = len(tokens) // batch
         if size < 2:
             raise ValueError(
-                f"batch={batch}: {len(tokens)} tokens give lanes of {size}, expected at least 2 in each; "
+                f"batch={batch}: {len(tokens)} tokens give streams of {size}, expected at least 2 in each; "
                 f"use a batch of at most {len(tokens) // 2}, or more text"
             )
         self.batch, self.first, self.count = batch, first, count
         self.length = size - 1
-        """Tokens of a lane that can be inputs, as each has one that follows."""
-        self._lanes: npt.NDArray[np.unsignedinteger[Any]] = tokens[: batch * size].reshape(batch, size)[
+        """Tokens of a stream that can be inputs, as each has one that follows."""
+        self._streams: npt.NDArray[np.unsignedinteger[Any]] = tokens[: batch * size].reshape(batch, size)[
             first : first + count
         ]
         self._size, self._clips = size, clips
@@ -376,25 +376,25 @@ class Lanes:
                 f"start={start}, size={size}: expected a start from 0 to {self.length - 1} and a size of at least 1"
             )
         end = min(start + size, self.length)
-        return self._lanes[:, start:end], self._lanes[:, start + 1 : end + 1]
+        return self._streams[:, start:end], self._streams[:, start + 1 : end + 1]
 
     def starts(self, start: int, size: int) -> npt.NDArray[np.bool_] | None:
         """Which inputs of that window begin a clip, (count, up to `size`); None where the text is one.
 
-        A lane that begins in the midst of a clip begins one too: what it read last, before it began again, is
+        A stream that begins in the midst of a clip begins one too: what it read last, before it began again, is
         another clip's.
         """
         if self._clips is None:
             return None
         shape = self.window(start, size)[0].shape
-        return np.stack([starts_within(self._clips, lane * self._size, start, shape[1]) for lane in self._range()])
+        return np.stack([starts_within(self._clips, stream * self._size, start, shape[1]) for stream in self._range()])
 
     def _range(self) -> range:
         return range(self.first, self.first + self.count)
 
 
 def starts_within(clips: npt.NDArray[np.int64], edge: int, start: int, size: int) -> npt.NDArray[np.bool_]:
-    """Mark which of `size` tokens begin a clip, from `start` on in a lane whose first token is the text's `edge`."""
+    """Mark which of `size` tokens begin a clip, from `start` on in a stream whose first token is the text's `edge`."""
     first, last = np.searchsorted(clips, [edge + start, edge + start + size])
     marks = np.zeros(size, bool)
     marks[clips[first:last] - (edge + start)] = True

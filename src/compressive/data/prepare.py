@@ -196,7 +196,7 @@ def _summary(corpus: Corpus) -> str:
     lines = [f"{manifest.tokenizer}, vocabulary {manifest.vocab_size:,}"]
     for split in SPLITS:
         info = manifest.splits[split]
-        if corpus.tokenizer.of_sound:
+        if corpus.tokenizer.is_audio:
             clips, minutes = sum(clip.split == split for clip in corpus.clips), info.tokens / RATE / 60
             lines.append(f"  {split:<5} {info.tokens:>13,} samples {minutes:>10,.2f} minutes {clips:>10,} clips")
             continue

@@ -36,7 +36,7 @@ class Tokenizer(ABC):
     """What every tokeniser can do; `kind` names it in files."""
 
     kind: ClassVar[Kind]
-    of_sound: ClassVar[bool] = False
+    is_audio: ClassVar[bool] = False
     """Whether what it calls text is sound: 16-bit samples, little-endian, as bytes."""
 
     @property

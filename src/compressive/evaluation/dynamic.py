@@ -1,6 +1,6 @@
-"""Dynamic evaluation the paper's naive way (section 5.3): go on training over the text that is scored.
+"""Dynamic evaluation as in section 5.3 of the paper: the model keeps training on the text that it scores.
 
-Each window is scored before the model learns from it, so every token is still predicted from the past alone.
+Each window is scored before the model trains on it, so every token is predicted from past tokens only.
 """
 
 import copy
@@ -16,7 +16,7 @@ from compressive.model.memory import Memory
 from compressive.runtime import autocast
 
 LEARNING_RATE = 3e-5
-"""A tenth of the paper's highest rate: one window of one lane is a small batch."""
+"""A tenth of the paper's peak learning rate, because one window of one stream is a small batch."""
 
 
 def dynamic_score(
@@ -25,16 +25,17 @@ def dynamic_score(
     *,
     learning_rate: float = LEARNING_RATE,
     clip: float = 0.1,
-    lanes: int = 1,
+    streams: int = 1,
     precision: Precision = "fp32",
     limit: int | None = None,
     progress: Progress | None = None,
     clips: Tokens | None = None,
 ) -> Nats:
-    """Score as `score` does, with a copy of the model that takes one Adam step after every window.
+    """Return nats (n,) as `score` does, from a copy of the model that takes one Adam step after every window.
 
-    Both losses train, and both sets of parameters are clipped apart at the norm `clip`, as in training. Adam starts
-    afresh. Dropout is off, so that one pass gives both the score and the gradient.
+    Both losses are minimised. Gradients of the task parameters and of the compressors are clipped separately to the
+    norm `clip`, as in training. Adam starts with empty moments. Dropout is off, so one pass gives both the score and
+    the gradient. Raises ValueError if learning_rate is not above 0.
     """
     if learning_rate <= 0:
         raise ValueError(f"learning_rate={learning_rate}: expected a number above 0, such as {LEARNING_RATE}")
@@ -47,11 +48,11 @@ def dynamic_score(
             out = model(window.tokens, memory, targets=window.targets, starts=window.starts)
         assert out.nll is not None
         optimiser.zero_grad()
-        (out.nll.mean() + out.compression_loss).backward()  # padding counts in the last window only: nothing follows it
+        (out.nll.mean() + out.compression_loss).backward()  # padding enters the loss of the last window only
         clip_grad_norm_(others, clip)
         clip_grad_norm_(compressors, clip)
         optimiser.step()
         return out.nll.detach(), out.memory.detach()
 
     with torch.enable_grad():
-        return read_through(model, tokens, read, lanes=lanes, limit=limit, progress=progress, clips=clips)
+        return read_through(model, tokens, read, streams=streams, limit=limit, progress=progress, clips=clips)

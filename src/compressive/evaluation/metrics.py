@@ -1,4 +1,4 @@
-"""From the nats of every token to the figures that people compare."""
+"""Metrics from the nats of every token: bits per character, perplexity, word-level perplexity."""
 
 import math
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 Split = Literal["train", "valid", "test"]
 
 BUCKETS = ((">10K", 10_001), ("1K-10K", 1_000), ("100-1K", 100), ("<100", 0))
-"""Table 7's buckets, and from how many occurrences in training on a word is in one.
+"""Table 7's frequency buckets: name, and the least number of occurrences in training.
 
-That is: more than 10,000; 1,000 to 10,000, both included; 100 to 999; fewer than 100.
+Ranges: more than 10,000; 1,000 to 10,000, both included; 100 to 999; fewer than 100.
 """
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The words of one training frequency."""
+    """The words of one frequency range."""
 
     name: str
     tokens: int
@@ -34,29 +34,29 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What the score of a text comes to."""
+    """Metrics of a scored text."""
 
     tokens: int
     whole_split: bool
-    nats: float  # L, of all tokens together
+    nats: float  # L, summed over all tokens
     nats_per_token: float
     bits_per_token: float
     perplexity: float  # e^(nats per token)
     bits_per_character: float | None  # where tokens are bytes
-    bits_per_byte: float | None  # of the text, where they are not; of the whole split only
-    bits_per_sample: float | None  # where tokens are samples of sound; compare at one bit depth, rate and gain only
+    bits_per_byte: float | None  # of the text, where tokens are not bytes; whole splits only
+    bits_per_sample: float | None  # where tokens are audio samples; comparable at equal bit depth, rate and gain only
     nats_per_sample: float | None
-    counted_words: int | None  # of the whole split, as the corpus counted them
-    words: int | None  # those, or PG-19's official number where all its books are there
+    counted_words: int | None  # whole splits only, as counted when the corpus was prepared
+    words: int | None  # `counted_words`, or PG-19's official number if the split is complete
     words_are: Literal["official", "counted"] | None
-    word_perplexity: float | None  # e^(L / words), section 4.2; of the whole split only
-    comparable: bool | None  # with other figures of PG-19; None for all other text
+    word_perplexity: float | None  # e^(L / words), section 4.2; whole splits only
+    comparable: bool | None  # with published PG-19 results; None for other corpora
     not_comparable: str | None  # why not
     buckets: tuple[Bucket, ...]  # by frequency in training, where tokens are words
 
     @property
     def headline(self) -> str:
-        """Name of the figure to compare by: that of the paper for the corpus and the kind of token."""
+        """Name of the main metric: the one that the paper reports for this corpus and kind of token."""
         if self.comparable is not None and self.word_perplexity is not None:
             return "word_perplexity"
         if self.bits_per_sample is not None:
@@ -67,8 +67,8 @@ class Metrics:
 
 
 def summarise(nll: Nats, corpus: "Corpus", split: Split) -> Metrics:
-    """Sum up the score of a split of a corpus, or of its beginning."""
-    kind, text, sound = corpus.tokenizer.kind, corpus.split(split), corpus.tokenizer.of_sound
+    """Return the metrics of the nats (n,) of a split, or of its first n tokens."""
+    kind, text, audio = corpus.tokenizer.kind, corpus.split(split), corpus.tokenizer.is_audio
     counts = getattr(corpus.tokenizer, "counts", None) if kind == "words" else None
     whole = len(nll) == len(text)
     counted, size = (corpus.words(split), corpus.bytes(split)) if whole else (0, 0)
@@ -87,9 +87,9 @@ def summarise(nll: Nats, corpus: "Corpus", split: Split) -> Metrics:
         bits_per_token=bits,
         perplexity=_exp(mean),
         bits_per_character=bits if kind == "bytes" else None,
-        bits_per_byte=nats / math.log(2) / size if kind != "bytes" and size and not sound else None,
-        bits_per_sample=bits if sound else None,
-        nats_per_sample=mean if sound else None,
+        bits_per_byte=nats / math.log(2) / size if kind != "bytes" and size and not audio else None,
+        bits_per_sample=bits if audio else None,
+        nats_per_sample=mean if audio else None,
         counted_words=counted or None,
         words=words or None,
         words_are=None if not words else "official" if official else "counted",
@@ -101,7 +101,7 @@ def summarise(nll: Nats, corpus: "Corpus", split: Split) -> Metrics:
 
 
 def _lacks(corpus: "Corpus", split: Split, whole: bool) -> str | None:
-    """What a score of PG-19 lacks to be compared with others; nothing if all official books of the split were read."""
+    """Return why a PG-19 score is not comparable; None if all official books of the split were scored."""
     if not whole:
         return "the beginning of the split only"
     folder = PG19_FOLDERS[split]
@@ -114,7 +114,7 @@ def _lacks(corpus: "Corpus", split: Split, whole: bool) -> str | None:
 
 
 def by_frequency(nll: Nats, tokens: Tokens, counts: Tokens) -> tuple[Bucket, ...]:
-    """Break perplexity down by how often a token occurs in training (Table 7); `counts` has one entry per token."""
+    """Return perplexity by training frequency of the token (Table 7); `counts` (vocab_size,) are those frequencies."""
     seen = counts[np.asarray(tokens)]
     found, below = [], np.inf
     for name, least in BUCKETS:
@@ -125,5 +125,5 @@ def by_frequency(nll: Nats, tokens: Tokens, counts: Tokens) -> tuple[Bucket, ...
 
 
 def _exp(value: float) -> float:
-    with np.errstate(over="ignore"):  # a perplexity too large for a float is infinite
+    with np.errstate(over="ignore"):  # overflow gives an infinite perplexity
         return float(np.exp(value))

@@ -1,6 +1,6 @@
 """Score a text: -log p of every token, each exactly once, with memory carried from window to window.
 
-B lanes, T tokens per window, n tokens in all.
+Shapes: B streams, T tokens per window, n tokens in all.
 """
 
 import math
@@ -23,38 +23,39 @@ Nats = np.ndarray[Any, np.dtype[np.float64]]
 Progress = Callable[[int, int], None]
 
 BLOCK = 32
-"""How many windows travel to the device at a time."""
+"""Windows copied to the device at a time."""
 LONG = 2_000_000
-"""From so many tokens on a text is read in `LANES` lanes, if nobody says in how many."""
-LANES = 16
+"""Texts of at least this many tokens are read in `STREAMS` streams by default."""
+STREAMS = 16
 
 
 class Window(NamedTuple):
-    """One window of every lane, on the device."""
+    """One window of every stream, on the device."""
 
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T)
-    starts: Tensor | None  # (B, T), bool: a new clip begins here; None for a text, which is one
+    starts: Tensor | None  # (B, T), bool: a new clip begins here; None for text without clips
 
 
 def score(
     model: CompressiveLM,
     tokens: Tokens,
     *,
-    lanes: int = 1,
+    streams: int = 1,
     precision: Precision = "fp32",
     limit: int | None = None,
     progress: Progress | None = None,
     world: World | None = None,
     clips: Tokens | None = None,
 ) -> Nats:
-    """Return -log p in nats of every token of a text, or of its first `limit` tokens.
+    """Return -log p in nats of every token of a text (n,), or of its first `limit` tokens, as float64 (n,).
 
-    With one lane memory is carried through the whole text. More lanes are faster: the text is cut into as many
-    stretches, each of which begins with empty memory, its first token predicted from the one before it alone.
-    The very first token, which nothing precedes, costs ln(vocab_size). `progress` is told how many tokens are
-    read, of how many. The processes of a world share the lanes, at least one each, and all get all the nats.
-    `clips` says where in the text something new begins: nothing before is remembered from there on, as in training.
+    With one stream, memory is carried through the whole text. More streams are faster: the text is cut into that
+    many contiguous parts. Each part starts with empty memory, and its first token is predicted from the one token
+    before it. The first token of the text has no context and costs ln(vocab_size). `progress` is called with the
+    tokens read and their total. The processes of `world` share the streams, at least one each; all of them return
+    the nats of the whole text. `clips` holds the positions where a new clip begins: memory is reset there, as in
+    training. Raises ValueError if tokens are not one row of integers below vocab_size.
     """
 
     def read(window: Window, memory: Memory) -> tuple[Tensor, Memory]:
@@ -63,7 +64,9 @@ def score(
         return out.nll, out.memory
 
     with torch.no_grad(), autocast(model, precision):
-        return read_through(model, tokens, read, lanes=lanes, limit=limit, progress=progress, world=world, clips=clips)
+        return read_through(
+            model, tokens, read, streams=streams, limit=limit, progress=progress, world=world, clips=clips
+        )
 
 
 def read_through(
@@ -71,19 +74,20 @@ def read_through(
     tokens: Tokens,
     read: Callable[[Window, Memory], tuple[Tensor, Memory]],
     *,
-    lanes: int,
+    streams: int,
     limit: int | None,
     progress: Progress | None,
     world: World | None = None,
     clips: Tokens | None = None,
 ) -> Nats:
-    """Call `read` on window after window in evaluation mode, and gather the nats (B, T) that it gives.
+    """Call `read` on each window in evaluation mode, and put the nats (B, T) it returns into text order, (n,).
 
-    Nothing waits for the device before the end: tokens come in blocks from pinned memory, nats go back likewise.
+    The device is synchronised once, at the end: tokens are copied in blocks from pinned memory, and nats are copied
+    back without blocking.
     """
     device, world = next(model.parameters()).device, world or World()
     tokens = tokens if limit is None else tokens[: _at_least_1("limit", limit)]
-    text = Stretches(tokens, lanes, model.config.vocab_size, world.rank, world.size, clips)
+    text = EvalStreams(tokens, streams, model.config.vocab_size, world.rank, world.size, clips)
     memory, column, parts = model.initial_memory(len(text.own)), 0, []
     with evaluating(model):
         for windows in text.blocks(model.config.window, device):
@@ -100,23 +104,23 @@ def read_through(
     return world.sum(torch.from_numpy(text.gather([part.double().numpy() for part in parts]))).numpy()
 
 
-def lanes_for(size: int) -> int:
-    """In how many lanes to read a text: one, so that memory is as long as can be, or some where it is long."""
-    return 1 if size < LONG else LANES
+def streams_for(size: int) -> int:
+    """Return the default number of streams: 1, so that memory is never reset, or `STREAMS` for a long text."""
+    return 1 if size < LONG else STREAMS
 
 
-class Stretches:
-    """A text cut into contiguous stretches, one per lane, that are read side by side.
+class EvalStreams:
+    """A text cut into contiguous parts, one per stream, that are read in one batch.
 
-    Every token but the first is to be predicted in exactly one lane. Lanes differ in length by one at most, so only
-    the last window of each is padded, to full length: all windows have one shape, and a compiled model is compiled
-    once. Of several processes each reads some of the lanes, its own; all read as many windows.
+    Every token but the first is predicted in exactly one stream. Stream lengths differ by at most one. The last window
+    is padded to full length, so all windows have the same shape and a compiled model is compiled once. With several
+    processes, each reads its own streams (`own`), and all read the same number of windows.
     """
 
     def __init__(
         self,
         tokens: Tokens,
-        lanes: int,
+        streams: int,
         vocab_size: int,
         rank: int = 0,
         processes: int = 1,
@@ -127,13 +131,13 @@ class Stretches:
         self.tokens, self.size, self.vocab_size = tokens, _at_least_1("tokens", len(tokens)), vocab_size
         self.clips = clips
         predicted = self.size - 1
-        self.lanes = max(1, min(max(_at_least_1("lanes", lanes), processes), predicted))
-        self.own = range(rank * self.lanes // processes, (rank + 1) * self.lanes // processes)
-        self.edges = np.array([lane * predicted // self.lanes for lane in range(self.lanes + 1)])
+        self.streams = max(1, min(max(_at_least_1("streams", streams), processes), predicted))
+        self.own = range(rank * self.streams // processes, (rank + 1) * self.streams // processes)
+        self.edges = np.array([stream * predicted // self.streams for stream in range(self.streams + 1)])
         self.lengths = np.diff(self.edges)
 
     def blocks(self, window: int, device: torch.device) -> Iterator[list[Window]]:
-        """Yield all windows, some at a time: they travel together."""
+        """Yield all windows in blocks of up to `BLOCK`; each block is copied to the device at once."""
         count = -(-int(self.lengths.max()) // window)
         for first in range(0, count, BLOCK):
             start, stop = first * window, min(first + BLOCK, count) * window
@@ -149,38 +153,38 @@ class Stretches:
             ]
 
     def count_until(self, column: int) -> int:
-        """How many tokens are scored once every lane has been read up to this column."""
+        """Return how many tokens are scored once every stream has been read up to this column."""
         return 1 + int(np.minimum(self.lengths, column).sum())
 
     def gather(self, parts: list[Nats]) -> Nats:
-        """Put what was computed for all windows, (B, columns) in parts, back into the order of the text.
+        """Put the nats of all windows, parts of shape (B, columns), into text order, (n,).
 
-        What other processes compute stays 0 here.
+        Entries that other processes compute are 0.
         """
         nats, column = np.zeros(self.size), 0
         nats[0] = math.log(self.vocab_size) if self.own.start == 0 else 0.0
         for part in parts:
-            for row, lane in enumerate(self.own):
-                kept = part[row, : max(0, self.lengths[lane] - column)]
-                nats[1 + self.edges[lane] + column :][: len(kept)] = kept
+            for row, stream in enumerate(self.own):
+                kept = part[row, : max(0, self.lengths[stream] - column)]
+                nats[1 + self.edges[stream] + column :][: len(kept)] = kept
             column += part.shape[1]
         return nats
 
     def _starts(self, clips: Tokens, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Where clips begin in the inputs from `start` to `stop` of every own lane, (B, stop - start)."""
-        return np.stack([starts_within(clips, int(self.edges[lane]), start, stop - start) for lane in self.own])
+        """Mark where clips begin in columns `start` to `stop` of this process's streams, bool (B, stop - start)."""
+        return np.stack([starts_within(clips, int(self.edges[stream]), start, stop - start) for stream in self.own])
 
     def _columns(self, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Tokens from `start` to `stop` of every own lane, (B, stop - start), zeros where a lane has run out."""
+        """Return columns `start` to `stop` of this process's streams, (B, stop - start), padded with zeros."""
         columns = np.zeros((len(self.own), stop - start), dtype=np.int64)
-        for row, lane in zip(columns, self.own, strict=True):
-            edge, length = self.edges[lane], self.lengths[lane]
+        for row, stream in zip(columns, self.own, strict=True):
+            edge, length = self.edges[stream], self.lengths[stream]
             found = self.tokens[edge + start : edge + max(start, min(stop, length + 1))]
             row[: len(found)] = found
         if columns.min() < 0 or columns.max() >= self.vocab_size:
             raise ValueError(
                 f"tokens from {columns.min()} to {columns.max()}: expected 0 to {self.vocab_size - 1}, the model's "
-                "vocab_size; score text of the corpus that the model was trained on"
+                "vocab_size; score text of the corpus the model was trained on"
             )
         return columns
 

@@ -1,4 +1,4 @@
-"""Evaluate one checkpoint with one memory or several: supplement B's tables, and a plot."""
+"""Evaluate a checkpoint with one or several memory sizes: the tables of supplement B, and a plot."""
 
 import dataclasses
 import time
@@ -11,9 +11,9 @@ from compressive.config import EmptyMemory, PerLayer, Precision, transformer
 from compressive.distributed import World
 from compressive.evaluation.dynamic import dynamic_score
 from compressive.evaluation.metrics import Metrics, Split, summarise
-from compressive.evaluation.score import lanes_for, score
+from compressive.evaluation.score import score, streams_for
 from compressive.plotting import require_matplotlib
-from compressive.runs.trained import Setting, Trained
+from compressive.runs.trained import EvalConfig, Trained
 
 if TYPE_CHECKING:
     from compressive.data.corpus import Corpus
@@ -21,56 +21,56 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a text is read."""
+    """Which text is scored, and how it is read."""
 
     split: Split = "test"
-    lanes: int = 0
-    """Stretches read side by side; 0 takes one, or some for a long text."""
+    streams: int = 0
+    """Streams that the text is cut into; 0 chooses by its length, see `streams_for`."""
     limit: int | None = None
-    """Score so many tokens only, from the beginning."""
+    """Score only the first `limit` tokens."""
     precision: Precision = "fp32"
     dynamic: float | None = None
-    """Learning rate of dynamic evaluation; None for none."""
+    """Learning rate of dynamic evaluation; None switches it off."""
     clip: float = 0.1
-    """Largest gradient norm of dynamic evaluation."""
+    """Gradient norm at which dynamic evaluation clips."""
 
     def __post_init__(self) -> None:
         if self.split not in ("train", "valid", "test"):
             raise ValueError(f"split={self.split!r}: expected one of train, valid, test")
-        if self.lanes < 0:
-            raise ValueError(f"lanes={self.lanes}: expected at least 1, or 0 to choose by the length of the text")
+        if self.streams < 0:
+            raise ValueError(f"streams={self.streams}: expected at least 1, or 0 to choose by the length of the text")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit={self.limit}: expected at least 1; leave it out to score the whole split")
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one evaluation found."""
+    """The result of one evaluation."""
 
-    setting: Setting
+    config: EvalConfig
     metrics: Metrics
-    lanes: int
+    streams: int
     seconds: float
 
     @property
     def tokens_per_second(self) -> float:
-        """How fast it went."""
+        """Tokens scored per second."""
         return self.metrics.tokens / max(self.seconds, 1e-9)
 
     @property
     def headline(self) -> float:
-        """The figure to compare by; lower is better."""
+        """Value of the main metric; lower is better."""
         value: float = getattr(self.metrics, self.metrics.headline)
         return value
 
     def as_dict(self) -> dict[str, Any]:
-        """Write it as plain values."""
-        names = ("memory_size", "compressed_size", "empty_memory")  # of which a baseline has none
+        """Return plain values for JSON; the stream count keeps its old key, `lanes`."""
+        names = ("memory_size", "compressed_size", "empty_memory")  # a WaveNet has none of them
         return {
-            **{name: getattr(self.setting.config, name, None) for name in names},
-            "empty_memory_reason": self.setting.reason,
+            **{name: getattr(self.config.model, name, None) for name in names},
+            "empty_memory_reason": self.config.reason,
             **dataclasses.asdict(self.metrics),
-            "lanes": self.lanes,
+            "lanes": self.streams,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
         }
@@ -81,17 +81,17 @@ def combinations(
     memory_size: str | None = None,
     compressed_size: str | None = None,
     empty_memory: EmptyMemory | Literal["auto"] = "auto",
-) -> list[Setting]:
-    """Every combination of the sizes in two comma lists; no list stands for the size in training."""
+) -> list[EvalConfig]:
+    """Return every combination of the sizes in two comma-separated lists; None stands for the size in training."""
     return [
-        trained.setting(memory, compressed, empty_memory)
+        trained.eval_config(memory, compressed, empty_memory)
         for memory in parse_sizes("memory_size", memory_size)
         for compressed in parse_sizes("compressed_size", compressed_size)
     ]
 
 
 def parse_sizes(name: str, text: str | None) -> list[int] | list[None]:
-    """Read a comma list of sizes, each once."""
+    """Parse a comma-separated list of sizes, without duplicates."""
     if text is None:
         return [None]
     parts = [part.strip() for part in text.split(",")]
@@ -103,51 +103,61 @@ def parse_sizes(name: str, text: str | None) -> list[int] | list[None]:
 def sweep(
     trained: Trained,
     corpus: "Corpus",
-    settings: list[Setting],
+    configs: list[EvalConfig],
     reading: Reading,
     world: World | None = None,
-    progress: Callable[[Setting, int, int], None] | None = None,
+    progress: Callable[[EvalConfig, int, int], None] | None = None,
 ) -> Iterator[Result]:
-    """Evaluate with one memory after the other; `progress` hears of each how many tokens are read, of how many."""
+    """Evaluate with each configuration in turn; `progress` is called with it, the tokens read and their total.
+
+    Raises ValueError if the corpus does not fit the model, or if dynamic evaluation is asked of several processes.
+    """
     if corpus.vocab_size > trained.config.vocab_size:
         raise ValueError(
             f"vocab_size={corpus.vocab_size} of {corpus.name}: expected at most the model's, "
-            f"{trained.config.vocab_size}; the corpus has changed since training: prepare it as it was, or give the "
-            "--data-dir that was trained from"
+            f"{trained.config.vocab_size}; the corpus has changed since training: prepare it as before, or give the "
+            "--data-dir used in training"
         )
     tokens = corpus.split(reading.split)
     if len(tokens) == 0:
         raise ValueError(f"split={reading.split!r} of {corpus.name} holds no tokens; choose another split")
     world = world or World()
     if reading.dynamic is not None and world.size > 1:
-        raise ValueError(f"dynamic evaluation trains one model as it reads: expected one process, not {world.size}")
-    lanes = max(reading.lanes or lanes_for(min(len(tokens), reading.limit or len(tokens))), world.size)
-    for setting in settings:
-        model = trained.model(setting.config, world.device)
+        raise ValueError(
+            f"dynamic evaluation updates the model: expected one process, not {world.size}; run it without torchrun"
+        )
+    streams = max(reading.streams or streams_for(min(len(tokens), reading.limit or len(tokens))), world.size)
+    for config in configs:
+        model = trained.model(config.model, world.device)
 
-        def tell(done: int, total: int, setting: Setting = setting) -> None:
+        def report(done: int, total: int, config: EvalConfig = config) -> None:
             if progress is not None:
-                progress(setting, done, total)
+                progress(config, done, total)
 
-        how: dict[str, Any] = {"lanes": lanes, "precision": reading.precision, "limit": reading.limit, "progress": tell}
-        how["clips"] = corpus.starts(reading.split)
+        options: dict[str, Any] = {
+            "streams": streams,
+            "precision": reading.precision,
+            "limit": reading.limit,
+            "progress": report,
+            "clips": corpus.starts(reading.split),
+        }
         began = time.monotonic()
         if reading.dynamic is None:
-            nll = score(model, tokens, world=world, **how)
+            nll = score(model, tokens, world=world, **options)
         else:
-            nll = dynamic_score(model, tokens, learning_rate=reading.dynamic, clip=reading.clip, **how)
+            nll = dynamic_score(model, tokens, learning_rate=reading.dynamic, clip=reading.clip, **options)
         seconds = time.monotonic() - began
-        yield Result(setting, summarise(nll, corpus, reading.split), lanes, seconds)
+        yield Result(config, summarise(nll, corpus, reading.split), streams, seconds)
 
 
 def plot(results: list[Result], path: Path) -> None:
-    """Draw the figure by compressed size, one line per memory size; by memory size where nothing else varies."""
+    """Plot the main metric over compressed size, one line per memory size; over memory size if only that varies."""
     figure_type = require_matplotlib()
     figure = figure_type(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    configs = [transformer(result.setting.config) for result in results]
+    configs = [transformer(result.config.model) for result in results]
     sizes = [(slots(config.memory_size), slots(config.compressed_size)) for config in configs]
-    kinds, across = ("memory", "compressed"), 1  # which of the two sizes the horizontal axis shows
+    kinds, across = ("memory", "compressed"), 1  # index of the size on the x axis
     if len({compressed for _, compressed in sizes}) == 1 and len({memory for memory, _ in sizes}) > 1:
         across = 0
     for line in sorted({size[1 - across] for size in sizes}):
@@ -164,5 +174,5 @@ def plot(results: list[Result], path: Path) -> None:
 
 
 def slots(size: PerLayer) -> float:
-    """Slots per layer, on average where layers differ."""
+    """Return slots per layer, averaged if layers differ."""
     return size if isinstance(size, int) else sum(size) / len(size)

@@ -1,4 +1,4 @@
-"""The weights of a run or a release, read once, and models of any memory sizes made of them."""
+"""The trained weights of a run or a release, and models with any memory sizes built from them."""
 
 import dataclasses
 import json
@@ -18,20 +18,20 @@ from compressive.runs import checkpoint
 from compressive.runs.run import Run
 
 WEIGHTS, ABOUT = "model.safetensors", "release.json"
-"""What a release holds instead of checkpoints; see release.py."""
+"""File names in a release, which holds these instead of checkpoints; see `export.py`."""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A model with the memory to evaluate it with."""
+class EvalConfig:
+    """The model configuration to evaluate with, memory sizes included."""
 
-    config: AnyModelConfig
-    reason: str  # for its `empty_memory`
+    model: AnyModelConfig
+    reason: str  # why `model.empty_memory` has its value
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One checkpoint's weights, with the model that they were trained as."""
+    """The weights of one checkpoint and the configuration they were trained with."""
 
     config: AnyModelConfig
     step: int
@@ -39,7 +39,10 @@ class Trained:
 
     @classmethod
     def load(cls, run: Run, which: Literal["best", "last"] = "best") -> Self:
-        """Read the checkpoint that did best on the validation split, or the last; of a release, its only weights."""
+        """Read the best checkpoint (lowest validation loss) or the last one; a release has only one set of weights.
+
+        Raises CheckpointError if the run has no usable checkpoint.
+        """
         if (run.folder / ABOUT).is_file():
             about = json.loads((run.folder / ABOUT).read_text("utf-8"))
             return cls(run.config.model, about["step"], _read_weights(run.folder / WEIGHTS))
@@ -48,33 +51,34 @@ class Trained:
             raise checkpoint.CheckpointError(f"{run.folder} holds no whole checkpoint; train it with --resume first")
         return cls(run.config.model, found.step, found.tensors("model"))
 
-    def setting(
+    def eval_config(
         self,
         memory_size: PerLayer | None = None,
         compressed_size: PerLayer | None = None,
         empty_memory: EmptyMemory | Literal["auto"] = "auto",
-    ) -> Setting:
-        """Choose the memory, what is not given as in training, and check that the weights can do it.
+    ) -> EvalConfig:
+        """Return the configuration to evaluate with; a size of None is the size in training.
 
-        With a memory larger than in training a text begins with more empty slots than the model ever saw; if
-        nobody says otherwise, they are masked then.
+        A memory larger than in training starts with more empty slots than the model has seen. With
+        `empty_memory="auto"` those slots are masked. Raises ValueError if a layer would compress but has no trained
+        compressor, or if a WaveNet is given memory sizes.
         """
         sizes = {"memory_size": memory_size, "compressed_size": compressed_size}
         if isinstance(self.config, WaveNetConfig):
             for name, value in (*sizes.items(), ("empty_memory", None if empty_memory == "auto" else empty_memory)):
                 if value is not None:
-                    raise ValueError(f"{name}={value!r}: a WaveNet remembers its receptive field; leave it out")
-            return Setting(self.config, "as in training")
+                    raise ValueError(f"{name}={value!r}: a WaveNet remembers its receptive field only; leave it out")
+            return EvalConfig(self.config, "as in training")
         config = dataclasses.replace(self.config, **{k: v for k, v in sizes.items() if v is not None})  # type: ignore[arg-type]
         self._check_compressors(config)
         if empty_memory != "auto":
-            return Setting(dataclasses.replace(config, empty_memory=empty_memory), "asked for")
+            return EvalConfig(dataclasses.replace(config, empty_memory=empty_memory), "asked for")
         if config.empty_memory == "zeros" and _is_larger(config, self.config):
-            return Setting(dataclasses.replace(config, empty_memory="masked"), "memory is larger than in training")
-        return Setting(config, "as in training")
+            return EvalConfig(dataclasses.replace(config, empty_memory="masked"), "memory is larger than in training")
+        return EvalConfig(config, "as in training")
 
     def model(self, config: AnyModelConfig, device: torch.device | str = "cpu") -> CompressiveLM:
-        """Build a model, in evaluation mode; compressors of layers that no longer compress are left out."""
+        """Build the model in evaluation mode; weights of compressors that it does not use are dropped."""
         model = build_model(config)
         wanted = model.state_dict()
         weights = {name: w for name, w in self.weights.items() if name in wanted or "compress" not in name}
@@ -95,18 +99,18 @@ class Trained:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Read safetensors and nothing else: a pickle runs whatever code is in it."""
+    """Read safetensors only: loading a pickle can run arbitrary code."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: expected the weights as safetensors; nothing else is loaded")
+        raise FileNotFoundError(f"{path} does not exist: expected weights in safetensors format; export the run again")
     try:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(
-            f"{path} is no safetensors file, or a damaged one ({error}): a pickle is never loaded; export it again"
+            f"{path} is not a valid safetensors file ({error}): pickles are never loaded; export it again"
         ) from error
 
 
 def _is_larger(config: ModelConfig, trained: ModelConfig) -> bool:
-    """Whether any layer has more slots of either kind."""
+    """Whether any layer has more recent or compressed slots than in training."""
     now, then = ((*c.memory_sizes, *c.compressed_sizes) for c in (config, trained))
     return any(a > b for a, b in zip(now, then, strict=True))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from compressive.data.corpus import Corpus
-from compressive.data.speech.audio import Samples, UnusableError, open_wav, read_sound
+from compressive.data.speech.audio import Samples, UnusableError, open_wav, read_audio
 from compressive.data.speech.codes import RATE
 from compressive.data.tokenizer import Tokenizer, Tokens
 
@@ -23,7 +23,7 @@ def prompt_samples(path: Path | None, tokenizer: Tokenizer, length: int | None) 
         return tokenizer.encode(b"\0\0")
     try:
         with path.open("rb") as file:
-            sound = b"".join(block.astype("<i2").tobytes() for block in read_sound(file))
+            sound = b"".join(block.astype("<i2").tobytes() for block in read_audio(file))
     except UnusableError as error:
         raise ValueError(f"{path} {error}: expected a wav or flac to continue") from error
     if not sound:
@@ -31,7 +31,7 @@ def prompt_samples(path: Path | None, tokenizer: Tokenizer, length: int | None) 
     return tokenizer.encode(sound)[:length]
 
 
-def write_drawn(drawn: Iterator[Tensor], tokenizer: Tokenizer, paths: Sequence[Path]) -> Iterator[int]:
+def write_samples(drawn: Iterator[Tensor], tokenizer: Tokenizer, paths: Sequence[Path]) -> Iterator[int]:
     """Write drawn samples (len(paths),), each into its wav; yields how many there are of each, now and then.
 
     What is drawn when something goes wrong is in the files, which are whole at any time they are closed.
@@ -59,7 +59,7 @@ def write_drawn(drawn: Iterator[Tensor], tokenizer: Tokenizer, paths: Sequence[P
         yield count
 
 
-def real_sound(corpus: Corpus, size: int) -> Samples:
+def real_audio(corpus: Corpus, size: int) -> Samples:
     """The beginning of the first clip of the test split that is long enough, else of the longest, for comparison."""
     clips = [clip for clip in corpus.clips if clip.split == "test"]
     clip = next((clip for clip in clips if clip.size >= size), max(clips, key=lambda clip: clip.size))

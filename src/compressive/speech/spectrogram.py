@@ -24,10 +24,10 @@ def spectrogram(samples: npt.NDArray[np.int16]) -> npt.NDArray[np.float64]:
     return decibels
 
 
-def draw_spectrograms(sounds: Mapping[str, npt.NDArray[np.int16]], path: Path) -> None:
+def plot_spectrograms(sounds: Mapping[str, npt.NDArray[np.int16]], path: Path) -> None:
     """One picture below the other, in one scale of time and of colour."""
-    drawn = figure(9, 0.4 + 2.3 * len(sounds))
-    every = drawn.subplots(len(sounds), 1, squeeze=False, sharex=True)[:, 0]
+    fig = figure(9, 0.4 + 2.3 * len(sounds))
+    every = fig.subplots(len(sounds), 1, squeeze=False, sharex=True)[:, 0]
     pictures = {name: spectrogram(samples) for name, samples in sounds.items()}
     top = max(float(picture.max()) for picture in pictures.values())
     image = None
@@ -39,6 +39,6 @@ def draw_spectrograms(sounds: Mapping[str, npt.NDArray[np.int16]], path: Path) -
         )  # fmt: skip
         tidy(axes, name, y="kHz", grid="")
     every[-1].set_xlabel("seconds", fontsize=9, color=INK)
-    bar = drawn.colorbar(image, ax=list(every), pad=0.01)
+    bar = fig.colorbar(image, ax=list(every), pad=0.01)
     bar.set_label("dB", fontsize=9, color=INK)
-    save(drawn, path)
+    save(fig, path)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from compressive.architectures import build_model
 from compressive.config import RunConfig, TrainConfig
-from compressive.data.corpus import Corpus, Lanes
+from compressive.data.corpus import Corpus, Streams
 from compressive.distributed import World
 from compressive.evaluation.score import score
 from compressive.inference.generate import generate
@@ -57,7 +57,7 @@ def train(run: Run, world: World | None = None) -> int:
             f"head='logistics' over {config.model.vocab_size} codes: the corpus {corpus.name} has {corpus.vocab_size}, "
             "which would stand for other amplitudes; prepare it with --tokenizer pcm16, or use head softmax"
         )
-    lanes = Lanes(corpus.split("train"), options.batch, *world.lanes(options.batch), corpus.starts("train"))
+    lanes = Streams(corpus.split("train"), options.batch, *world.lanes(options.batch), corpus.starts("train"))
     stride = config.model.window * options.unroll
     if lanes.length < stride:
         raise ValueError(
@@ -237,7 +237,7 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _read(lanes: Lanes, position: int, window: int, count: int, device: torch.device) -> Windows:
+def _read(lanes: Streams, position: int, window: int, count: int, device: torch.device) -> Windows:
     """Copy some windows of every lane to the device, without waiting for it; and where clips begin, if it has any."""
 
     def move(views: Iterable[np.ndarray[Any, Any]]) -> Tensor:
@@ -272,7 +272,7 @@ def _evaluate(model: CompressiveLM, corpus: Corpus, split: str, config: RunConfi
     options = config.train
     tokens = corpus.split(split)[: options.eval_tokens]
     lanes = max(1, min(options.batch, len(tokens) // config.model.window))
-    nats = score(model, tokens, lanes=lanes, precision=options.precision, world=world, clips=corpus.starts(split))
+    nats = score(model, tokens, streams=lanes, precision=options.precision, world=world, clips=corpus.starts(split))
     return float(nats.mean())
 
 
@@ -287,7 +287,7 @@ def _sample(model: CompressiveLM, corpus: Corpus, folder: Path, step: int, optio
         return
     folder = folder / "samples"
     folder.mkdir(exist_ok=True)
-    if corpus.tokenizer.of_sound:
+    if corpus.tokenizer.is_audio:
         from compressive.data.speech.audio import write_wav
 
         write_wav(folder / f"step-{step:08d}.wav", corpus.tokenizer.decode([*prompt, *tokens]))

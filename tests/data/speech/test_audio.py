@@ -6,27 +6,27 @@ import sys
 import numpy as np
 import pytest
 import soundfile
-from speech_helpers import tone, write_sound
+from speech_helpers import tone, write_audio
 
 from compressive.data.speech import audio
 
 
 def read(path, **bounds):
     with path.open("rb") as file:
-        return np.concatenate(list(audio.read_sound(file, **bounds)))
+        return np.concatenate(list(audio.read_audio(file, **bounds)))
 
 
 @pytest.mark.parametrize("kind", [".wav", ".flac"])
 def test_what_is_24_khz_mono_16_bit_comes_out_as_it_is(tmp_path, kind):
     samples = np.random.default_rng(0).integers(-32768, 32768, 150_000).astype(np.int16)
-    path = write_sound(tmp_path / f"a{kind}", samples)
+    path = write_audio(tmp_path / f"a{kind}", samples)
     assert np.array_equal(read(path), samples)
     assert np.array_equal(read(path, start=70_000, end=70_500), samples[70_000:70_500])
 
 
 @pytest.mark.parametrize("rate", [8_000, 16_000, 22_050, 44_100, 48_000, 96_000])
 def test_any_rate_becomes_24_khz(tmp_path, rate):
-    found = read(write_sound(tmp_path / "a.wav", tone(3.0, rate, 1000.0), rate, subtype="FLOAT"))
+    found = read(write_audio(tmp_path / "a.wav", tone(3.0, rate, 1000.0), rate, subtype="FLOAT"))
     assert abs(len(found) - 72_000) <= 1
     middle = found[12_000:-12_000] / 32768
     expected = tone(3.0, 24_000, 1000.0)[12_000:-12_000]
@@ -34,28 +34,28 @@ def test_any_rate_becomes_24_khz(tmp_path, rate):
 
 
 def test_what_24_khz_cannot_hold_is_filtered_out(tmp_path):
-    found = read(write_sound(tmp_path / "a.wav", tone(1.0, 48_000, 15_000.0), 48_000))
+    found = read(write_audio(tmp_path / "a.wav", tone(1.0, 48_000, 15_000.0), 48_000))
     assert np.abs(found[2000:-2000]).max() < 10
 
 
 def test_channels_are_averaged_and_24_bits_rounded(tmp_path):
     left, right = tone(0.5), tone(0.5, hertz=700.0)
-    path = write_sound(tmp_path / "a.wav", np.stack([left, right], axis=1), subtype="PCM_24")
+    path = write_audio(tmp_path / "a.wav", np.stack([left, right], axis=1), subtype="PCM_24")
     assert np.abs(read(path) / 32768 - (left + right) / 2).max() < 1e-4
 
 
 def test_what_is_louder_than_full_scale_is_cut(tmp_path):
-    found = read(write_sound(tmp_path / "a.wav", tone(0.5, loud=3.0), subtype="FLOAT"))
+    found = read(write_audio(tmp_path / "a.wav", tone(0.5, loud=3.0), subtype="FLOAT"))
     assert (found.min(), found.max()) == (-32768, 32767)
 
 
 def test_what_is_no_sound_is_said_to_be_none(tmp_path):
     with pytest.raises(audio.UnusableError, match="cannot be read as sound"):
-        list(audio.read_sound(io.BytesIO(b"RIFF and nothing that follows")))
-    broken = write_sound(tmp_path / "a.flac", tone(2.0)).read_bytes()
+        list(audio.read_audio(io.BytesIO(b"RIFF and nothing that follows")))
+    broken = write_audio(tmp_path / "a.flac", tone(2.0)).read_bytes()
     with pytest.raises(audio.UnusableError, match="cannot be read as sound"):
-        list(audio.read_sound(io.BytesIO(broken[:300] + b"\0" * 300)))
-    path = write_sound(tmp_path / "nan.wav", np.array([0.1, np.nan] * 9000), subtype="FLOAT")
+        list(audio.read_audio(io.BytesIO(broken[:300] + b"\0" * 300)))
+    path = write_audio(tmp_path / "nan.wav", np.array([0.1, np.nan] * 9000), subtype="FLOAT")
     with pytest.raises(audio.UnusableError, match="no numbers"):
         read(path)
 
@@ -66,7 +66,7 @@ def test_a_long_file_is_never_in_memory_at_once(tmp_path):
         for _ in range(60):
             file.write(np.stack([tone(1.0, 48_000)] * 2, axis=1))
     with path.open("rb") as file:
-        held = [len(block) for block in audio.read_sound(file)]
+        held = [len(block) for block in audio.read_audio(file)]
     assert abs(sum(held) - 60 * 24_000) <= 1
     assert max(held) <= audio.BLOCK
 
@@ -74,7 +74,7 @@ def test_a_long_file_is_never_in_memory_at_once(tmp_path):
 def test_without_soundfile_the_way_to_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(audio.AudioMissingError, match=r"pip install 'compressive\[audio\]'"):
-        list(audio.read_sound(io.BytesIO()))
+        list(audio.read_audio(io.BytesIO()))
 
 
 def test_a_written_wav_is_read_back_by_anyone(tmp_path):

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 
 import pytest
-from speech_helpers import tone, write_sound
+from speech_helpers import tone, write_audio
 
 from compressive.data.speech.audio import UnusableError
 from compressive.data.speech.clips import EMBEDDED, PUBLISHED_SPEECH, find_clips, find_published
@@ -30,7 +30,7 @@ def found(source):
 @pytest.fixture
 def folder(tmp_path):
     for i in range(20):
-        write_sound(tmp_path / "clips" / f"speaker{i % 3}" / f"{i:02d}.{'wav' if i % 2 else 'flac'}", tone(0.2))
+        write_audio(tmp_path / "clips" / f"speaker{i % 3}" / f"{i:02d}.{'wav' if i % 2 else 'flac'}", tone(0.2))
     (tmp_path / "clips" / "readme.txt").write_text("no sound")
     return tmp_path / "clips"
 
@@ -67,7 +67,7 @@ def test_an_archive_is_read_as_a_folder_is(folder, tmp_path, name):
 def test_folders_named_after_the_splits_are_taken_at_their_word(tmp_path):
     for split, count in (("train", 2), ("valid", 1), ("test", 3)):
         for i in range(count):
-            write_sound(tmp_path / split / f"{i}.wav", tone(0.2))
+            write_audio(tmp_path / split / f"{i}.wav", tone(0.2))
     assert Counter(found(find_clips(tmp_path, SHARES)).values()) == {"train": 2, "valid": 1, "test": 3}
 
 
@@ -89,7 +89,7 @@ def test_files_with_clips_end_to_end_are_cut_by_their_manifest():
 )
 def test_a_manifest_that_says_nonsense_is_refused(tmp_path, row, message):
     for split in ("train", "valid", "test"):
-        write_sound(tmp_path / f"{split}.wav", tone(0.2))
+        write_audio(tmp_path / f"{split}.wav", tone(0.2))
     (tmp_path / "manifest.csv").write_text(f"split,start,end\n{row}\n")
     with pytest.raises(ValueError, match=re.escape(message)):
         list(find_clips(tmp_path, SHARES).clips())
@@ -105,7 +105,7 @@ def test_the_embedded_speech_comes_with_its_licence():
 
 def test_ljspeech_is_split_by_chapter(tmp_path):
     for name in ("LJ001-0001", "LJ048-0009", "LJ049-0001", "LJ050-0273"):
-        write_sound(tmp_path / "LJSpeech-1.1" / "wavs" / f"{name}.wav", tone(0.2), 22_050)
+        write_audio(tmp_path / "LJSpeech-1.1" / "wavs" / f"{name}.wav", tone(0.2), 22_050)
     (tmp_path / "LJSpeech-1.1" / "metadata.csv").write_text("LJ001-0001|text|text")
     archive = packed(tmp_path / "LJSpeech-1.1", tmp_path / "LJSpeech-1.1.tar.bz2")
     for source in (archive, tmp_path / "LJSpeech-1.1"):
@@ -117,7 +117,7 @@ def test_ljspeech_is_split_by_chapter(tmp_path):
 
 def test_libritts_is_split_by_folder(tmp_path):
     for name in ("train-clean-100", "dev-clean", "test-clean", "train-other-500"):
-        write_sound(tmp_path / "LibriTTS" / name / "19" / "198" / f"19_198_{name}.wav", tone(0.2))
+        write_audio(tmp_path / "LibriTTS" / name / "19" / "198" / f"19_198_{name}.wav", tone(0.2))
     clips = found(find_published("libritts", [tmp_path]))
     assert sorted(clips.values()) == ["test", "train", "valid"]
 
@@ -135,11 +135,11 @@ def test_what_cannot_be_split_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("no sound")
     with pytest.raises(ValueError, match=r"has no sound: expected files in \.wav.*found \.txt"):
         find_clips(tmp_path, SHARES)
-    write_sound(tmp_path / "a.wav", tone(0.2))
+    write_audio(tmp_path / "a.wav", tone(0.2))
     with pytest.raises(ValueError, match="1 sound files: expected at least 3"):
         find_clips(tmp_path, SHARES)
     for name in "bc":
-        write_sound(tmp_path / f"{name}.wav", tone(0.2))
+        write_audio(tmp_path / f"{name}.wav", tone(0.2))
     with pytest.raises(ValueError, match="leaves none of 3 clips for training"):
         find_clips(tmp_path, (0.1, 0.4, 0.5))
 

@@ -49,7 +49,7 @@ def test_chunks_may_be_cut_inside_a_sample(tokenizer, tmp_path):
     assert np.concatenate(list(tokenizer.encode_chunks(chunks))).tolist() == tokenizer.encode(EVERY).tolist()
     tokenizer.save(tmp_path)
     assert type(load_tokenizer(tmp_path)) is type(tokenizer)
-    assert tokenizer.of_sound
+    assert tokenizer.is_audio
 
 
 def test_half_a_sample_is_refused():

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from helpers import ROOT
-from speech_helpers import tone, write_sound
+from speech_helpers import tone, write_audio
 
 from compressive.cli import main
 from compressive.data.corpus import Corpus, SplitInfo
@@ -25,7 +25,7 @@ def prepare(*words):
 def clips(tmp_path):
     for split, names in (("train", "abc"), ("valid", "d"), ("test", "e")):
         for i, name in enumerate(names):
-            write_sound(tmp_path / "in" / split / f"{name}.wav", tone(0.3 + 0.1 * i, 16_000), 16_000)
+            write_audio(tmp_path / "in" / split / f"{name}.wav", tone(0.3 + 0.1 * i, 16_000), 16_000)
     return tmp_path / "in"
 
 
@@ -47,7 +47,7 @@ def test_a_corpus_of_clips(clips, tmp_path, capsys):
 
 def test_sixteen_bits(clips, tmp_path):
     samples = (3000 * np.sin(np.arange(9000) / 9)).astype(np.int16)
-    write_sound(clips / "test" / "e.wav", samples)
+    write_audio(clips / "test" / "e.wav", samples)
     assert prepare("speech", "--source", clips, "--data-dir", tmp_path, "--tokenizer", "pcm16", "--name", "x") == 0
     corpus = Corpus.open(tmp_path / "x")
     assert corpus.vocab_size == 65_536
@@ -58,10 +58,10 @@ def test_bad_clips_are_named_counted_and_left_out(clips, tmp_path, capsys):
     bad = clips / "train"
     (bad / "empty.wav").touch()
     (bad / "corrupt.flac").write_bytes(b"fLaC" + bytes(range(200)))
-    whole = write_sound(bad / "cut.flac", np.random.default_rng(0).normal(0, 0.1, 48_000)).read_bytes()
+    whole = write_audio(bad / "cut.flac", np.random.default_rng(0).normal(0, 0.1, 48_000)).read_bytes()
     (bad / "cut.flac").write_bytes(whole[: len(whole) // 2])
-    write_sound(bad / "short.wav", tone(0.010))
-    write_sound(bad / "silent.wav", np.zeros(24_000))
+    write_audio(bad / "short.wav", tone(0.010))
+    write_audio(bad / "silent.wav", np.zeros(24_000))
     (bad / "unknown.wav").write_bytes(b"what is this?")
     (bad / "song.m4a").write_bytes(b"unread")
     (bad / "text.txt").write_text("unread")
@@ -84,7 +84,7 @@ def test_bad_clips_are_named_counted_and_left_out(clips, tmp_path, capsys):
 
 
 def test_where_nothing_is_left_it_is_refused_and_nothing_is_written(clips, tmp_path, capsys):
-    write_sound(clips / "test" / "e.wav", np.zeros(24_000))
+    write_audio(clips / "test" / "e.wav", np.zeros(24_000))
     assert prepare("speech", "--source", clips, "--data-dir", tmp_path / "data") == 2
     said = capsys.readouterr().err
     assert "no usable clip for the test split, 1 left out" in said
@@ -105,7 +105,7 @@ def test_much_sound_takes_little_memory(tmp_path):
     """Ten minutes as one clip, 29 MB of samples, and as many again for the others."""
     noise = np.random.default_rng(0).normal(0, 0.1, 24_000)
     for split in ("train", "valid", "test"):
-        write_sound(tmp_path / "in" / split / "long.wav", np.tile(noise, 600).astype(np.float32), subtype="PCM_16")
+        write_audio(tmp_path / "in" / split / "long.wav", np.tile(noise, 600).astype(np.float32), subtype="PCM_16")
     tracemalloc.start()
     assert prepare("speech", "--source", tmp_path / "in", "--data-dir", tmp_path / "data") == 0
     _, peak = tracemalloc.get_traced_memory()

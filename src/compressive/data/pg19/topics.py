@@ -111,12 +111,12 @@ class Topics:
 
         columns = min(5, len(self.topics))
         rows = math.ceil(len(self.topics) / columns)
-        drawn = figure(2.3 * columns, 2.5 * rows + 0.4)
-        drawn.suptitle(
+        fig = figure(2.3 * columns, 2.5 * rows + 0.4)
+        fig.suptitle(
             f"Topics of {self.books:,} books: share of the text,\nprobability of their first words",
             x=0.01, ha="left", fontsize=12, color=INK, fontweight="bold",
         )  # fmt: skip
-        panels = drawn.subplots(rows, columns, squeeze=False, sharex=True).flat
+        panels = fig.subplots(rows, columns, squeeze=False, sharex=True).flat
         for number, axes in enumerate(panels):
             if number >= len(self.topics):
                 axes.remove()
@@ -127,7 +127,7 @@ class Topics:
             axes.xaxis.set_major_formatter(lambda weight, _: f"{weight:.2g}")
             axes.tick_params(axis="x", labelbottom=number + columns >= len(self.topics))
             tidy(axes, f"{number + 1}: {topic.share:.1%}", grid="x")
-        save(drawn, to)
+        save(fig, to)
 
 
 def learn_topics(built: Path, split: str = "train", topics: int = 20, seed: int = 0) -> Topics:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from compressive.data.speech.codes import FULL_SCALE, RATE
 
-SOUND = (".wav", ".flac", ".ogg", ".aif", ".aiff")
+EXTENSIONS = (".wav", ".flac", ".ogg", ".aif", ".aiff")
 """What a sound file's name ends in."""
 BLOCK = 1 << 16  # samples read at once
 SHORTEST = RATE // 10
@@ -45,7 +45,7 @@ def require_audio() -> tuple[Any, Any]:
     return soundfile, soxr
 
 
-def read_sound(file: IO[bytes], start: int = 0, end: int | None = None) -> Iterator[Samples]:
+def read_audio(file: IO[bytes], start: int = 0, end: int | None = None) -> Iterator[Samples]:
     """Read a file, or some of its frames, block by block: channels averaged, resampled to 24 kHz, rounded to 16 bits.
 
     A mono file of 16 bits at 24 kHz comes out as it is.

@@ -22,7 +22,7 @@ from compressive.data.corpus import SPLITS
 from compressive.data.download import sha256_of
 from compressive.data.progress import progress
 from compressive.data.sources import members
-from compressive.data.speech.audio import SOUND, UnusableError
+from compressive.data.speech.audio import EXTENSIONS, UnusableError
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 CUTS = "manifest.csv"
@@ -156,22 +156,22 @@ def _source(paths: Sequence[Path], choose: Callable[[Sequence[str]], Callable[[P
     others: dict[str, int] = {}
     names: list[str] = []
     for name in _names(files):
-        if name.lower().endswith(SOUND):
+        if name.lower().endswith(EXTENSIONS):
             names.append(name)
         else:
             kind = PurePosixPath(name).suffix or PurePosixPath(name).name
             others[kind] = others.get(kind, 0) + 1
     if not names:
         found = ", ".join(sorted(others)) or "nothing"
-        raise ValueError(f"{paths[0]} has no sound: expected files in {', '.join(SOUND)}, found {found}")
+        raise ValueError(f"{paths[0]} has no sound: expected files in {', '.join(EXTENSIONS)}, found {found}")
     split = choose(names)
 
     def clips() -> Iterator[Found]:
         for name, open_it in _open_all(files):
-            if name.lower().endswith(SOUND) and (part := split(PurePosixPath(name))) is not None:
+            if name.lower().endswith(EXTENSIONS) and (part := split(PurePosixPath(name))) is not None:
                 yield Found(name, part, open_it)
 
-    used = {name: file for name, file in files.items() if name.lower().endswith((*SOUND, *ARCHIVES))}
+    used = {name: file for name, file in files.items() if name.lower().endswith((*EXTENSIONS, *ARCHIVES))}
     return Source({name: sha256_of(file) for name, file in used.items()}, clips, others)
 
 
@@ -188,7 +188,7 @@ def _cut_files(folder: Path, rows: Sequence[Mapping[str, str]]) -> Source:
     """Files in which clips lie end to end."""
     files: dict[str, Path] = {}
     for split in SPLITS:
-        found = [folder / f"{split}{kind}" for kind in SOUND if (folder / f"{split}{kind}").is_file()]
+        found = [folder / f"{split}{kind}" for kind in EXTENSIONS if (folder / f"{split}{kind}").is_file()]
         if not found:
             raise FileNotFoundError(f"{folder} has no {split}.flac or {split}.wav, whose clips {CUTS} lists")
         files[split] = found[0]

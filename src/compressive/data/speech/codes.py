@@ -41,7 +41,7 @@ def _compress(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 class _SampleTokenizer(Tokenizer):
     """One token per sample."""
 
-    of_sound = True
+    is_audio = True
 
     @staticmethod
     def last_cut(text: bytes) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from compressive.data.corpus import SPLITS, Clip, Corpus, write_corpus
 from compressive.data.download import download
 from compressive.data.progress import progress
-from compressive.data.speech.audio import SHORTEST, SILENCE, UnusableError, read_sound, require_audio
+from compressive.data.speech.audio import SHORTEST, SILENCE, UnusableError, read_audio, require_audio
 from compressive.data.speech.clips import EMBEDDED, PUBLISHED_SPEECH, Found, Source, find_clips, find_published
 from compressive.data.speech.codes import RATE, MuLawTokenizer, PCMTokenizer
 from compressive.data.tokenizer import Tokenizer
@@ -131,7 +131,7 @@ def _fill(clip: IO[bytes], found: Found) -> int:
         if not file.read(1):
             raise UnusableError("is empty")
         file.seek(0)
-        for samples in read_sound(file, found.start, found.end):
+        for samples in read_audio(file, found.start, found.end):
             clip.write(samples.astype("<i2").tobytes())
             size += len(samples)
             loudest = max(loudest, int(np.abs(samples.astype(np.int32)).max(initial=0)))
