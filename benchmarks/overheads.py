@@ -1,69 +1,80 @@
-"""What saving, guards and logging cost in training, as shares of its time.
+"""What checkpoints, guards and logging cost in training, as shares of its time.
 
-    python benchmarks/overheads.py --preset quickstart
-    python benchmarks/overheads.py --preset enwik8-base --json overheads.json
+    python benchmarks/overheads.py --preset quickstart --json benchmarks/results/overheads/DATE-cpu.json
+    python benchmarks/overheads.py --preset enwik8-base --json benchmarks/results/overheads/DATE-h200.json
 
-The steps are those of the real loop on random tokens. Stretches of them without guards, with a checkpoint, and with the
-guards (memory put back after a bad step, numbers brought to the host and watched) take turns, so that a machine's moods
-fall on all. What a checkpoint adds, copying and the writing behind it, is set against the time between two of them.
-Stretches show guards only where they are alike: see how much they differ.
+The steps are those of the training loop, on random tokens. Three kinds of runs of `--steps` steps alternate, so that
+slow moments of the machine affect all: without guards, with one checkpoint, and with guards (memory restored after a
+bad step, losses read back to the host and checked). The cost of a checkpoint is its copy plus its background write; its
+share is relative to the time between two checkpoints. The cost of guards is meaningful only where it exceeds the
+spread of runs of the same kind, which is printed as `steps alike within`.
 """
 
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from compressive.bench import median_seconds, wait
-from compressive.config import RunConfig
+from compressive.config import ModelConfig, RunConfig
 from compressive.distributed import World
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
 from compressive.runs import checkpoint
-from compressive.runtime import pick_device
+from compressive.runtime import describe_environment, pick_device
 from compressive.training import loop
 from compressive.training.recorder import Recorder
 from compressive.training.step import Step, Windows
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="quickstart")
-    parser.add_argument("--steps", type=int, default=60, help="of one stretch")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--steps", type=int, default=60, help="steps per run (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each kind (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="results file to write")
     options = parser.parse_args()
     config = RunConfig.from_preset(options.preset)
     world = World(device=pick_device("auto"))
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(config, world, Path(folder), options.steps, options.rounds)
-    found = {"preset": options.preset, "device": describe(world.device), **found}
+        costs = measure(config, world, Path(folder), options.steps, options.rounds)
+    found: dict[str, Any] = {"preset": options.preset, "device": describe(world.device), **costs}
     for name, value in found.items():
         print(f"{name:<42} {value:.5g}" if isinstance(value, float) else f"{name:<42} {value}")
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        environment = describe_environment()
+        about = {
+            "what": "cost of checkpoints, guards and logging in training",
+            "command": " ".join(["python", *sys.argv]),
+        }
+        about |= {name: environment[name] for name in ("commit", "time")}
+        hardware = {name: environment[name] for name in ("gpu", "cpu_cores", "torch", "python")}
+        options.json.write_text(json.dumps(about | {"hardware": hardware} | found, indent=1) + "\n")
 
 
 def describe(device: torch.device) -> str:
-    """The hardware in words."""
+    """Return the device's name."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {torch.get_num_threads()} threads"
 
 
 def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: int) -> dict[str, float]:
-    """Time stretches of training with and without a checkpoint, and with and without the guards."""
+    """Time training steps with and without a checkpoint, and with and without guards."""
     device, options, window = world.device, config.train, config.model.window
     tokens = torch.randint(config.model.vocab_size, (1, options.batch, window), device=device)
     windows = Windows(tokens, tokens, None)
 
     def build() -> Step:
+        assert isinstance(config.model, ModelConfig)
         model = CompressiveLM(config.model).to(device).train()
         model.trunk.use_attention(options.attention)
         return Step(model, options, world, options.batch)
@@ -95,7 +106,7 @@ def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: i
         plain_step(windows, 0)
     plain, saving, copying, writing, guarding = [], [], [], [], []
     with checkpoint.Saver(folder / "checkpoints", world) as saver:
-        stretch(plain_step, save=True)  # the first one gets the memory that the others keep
+        stretch(plain_step, save=True)  # the first checkpoint allocates host buffers
         for _ in range(rounds):
             saver.wait()
             plain.append(stretch(plain_step)[0])
@@ -126,7 +137,7 @@ def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: i
 
 
 def keep_always(memory: Memory, finite: torch.Tensor, before: Memory) -> Memory:
-    """Carry memory as a step without guards would: a captured one has to write it where it was."""
+    """Carry memory as a step without guards would. On a GPU it is copied in place, as CUDA graphs need."""
     if finite.device.type == "cpu":
         return memory
     before.copy_(memory)
@@ -134,7 +145,7 @@ def keep_always(memory: Memory, finite: torch.Tensor, before: Memory) -> Memory:
 
 
 def time_logging(config: RunConfig, world: World, folder: Path) -> float:
-    """What one line of metrics takes, on the screen and in the file."""
+    """Return the seconds that one line of metrics takes, on the screen and in the file."""
     with Recorder(folder, config, 0, 0.0, "bpc") as recorder:
         recorder.console.file = (folder / "screen").open("w")
         tally = loop.Tally(config, world, 0)

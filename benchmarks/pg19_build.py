@@ -1,9 +1,9 @@
-"""How fast PG-19 is built: raw text per second and core, by one process that does everything from reading to the log.
+"""Speed of building PG-19 from raw texts, in one process, from reading to writing the log.
 
-    python benchmarks/pg19_build.py SOURCE...     folders or archives with raw texts of Project Gutenberg
+    python benchmarks/pg19_build.py SOURCE...     # folders or archives with raw texts of Project Gutenberg
 
-Twice: from the sources as they are, and from the same texts in a plain folder, which leaves decompression out. Time is
-counted both by the clock and as the processor time of the process, which others on the machine disturb less.
+The build runs twice: from the sources as given, and from the same texts in a plain folder, which excludes
+decompression. Both wall-clock time and CPU time are printed; CPU time depends less on other load of the machine.
 """
 
 import argparse
@@ -33,11 +33,11 @@ def main() -> None:
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             size = sum(entry.raw_bytes or 0 for entry in summary.entries) / 1e6
             print(f"{label}: {len(summary.entries):,} books, {size:.1f} MB of raw text")
-            print(f"  {size / wall:.1f} MB/s by the clock, {size / cpu:.1f} MB/s of processor time")
+            print(f"  {size / wall:.1f} MB/s by wall clock, {size / cpu:.1f} MB/s by CPU time")
 
 
 def unpack(sources: list[Path], folder: Path) -> None:
-    """Write the raw text of every book that would be built to a folder."""
+    """Write the raw text of each book that would be built to a folder."""
     found = find_books(sources)
     for raw, content in stream(found, lambda size: None):
         (folder / f"{raw.id}.txt").write_bytes(content)

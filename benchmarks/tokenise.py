@@ -1,10 +1,12 @@
-"""How fast text becomes subwords, how much memory that takes, and what it comes to for all of PG-19.
+"""Speed and memory of tokenising books, and the time that this implies for all of PG-19.
 
     python benchmarks/tokenise.py BUILT --workers 1 2
+    python benchmarks/tokenise.py BUILT --vocabulary data/pg19
 
-BUILT is a folder that `compressive data pg19 build` has filled. A vocabulary is learnt from its train split, then every
-book is tokenised by as many processes as asked for, with nothing in mind at the beginning. Memory is the most that all
-processes held together, what learning left behind included: --vocabulary tells what tokenising alone takes. Linux only.
+BUILT is a folder written by `compressive data pg19 build`. A vocabulary is learnt from its train split. Then all books
+are tokenised with each number of worker processes, starting with empty caches. Memory is the peak sum over all
+processes. It includes what learning the vocabulary left allocated: give --vocabulary to measure tokenising alone.
+Linux only.
 """
 
 import argparse
@@ -27,10 +29,12 @@ from compressive.data.tokenizer import BPETokenizer, Tokenizer, load_tokenizer
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("built", type=Path)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("built", type=Path, metavar="BUILT", help="folder with train/, validation/ and test/")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="numbers of processes to measure")
     parser.add_argument("--vocab-size", type=int, default=32000)
-    parser.add_argument("--vocabulary", type=Path, help="a tokenizer.json or the folder of a corpus; learn none")
+    parser.add_argument(
+        "--vocabulary", type=Path, help="a tokenizer.json, or the folder of a corpus; no vocabulary is learnt"
+    )
     options = parser.parse_args()
 
     text = read_pg19(options.built)
@@ -44,16 +48,16 @@ def main() -> None:
 
     for workers in options.workers:
         fresh, count, checksum, splits = tokenizer._restore(tokenizer._state()), 0, hashlib.sha256(), text.splits()
-        with measured(f"tokenising, {workers} at work", sum(text.sizes.values()), all_of_it):
+        with measured(f"tokenising, {workers} workers", sum(text.sizes.values()), all_of_it):
             for tokens in fresh.encode_chunks(chain(*(splits[split] for split in SPLITS)), workers):
                 count += len(tokens)
-                checksum.update(tokens)
+                checksum.update(tokens.tobytes())
         print(f"  {count:,} tokens, SHA-256 {checksum.hexdigest()}")
 
 
 @contextmanager
 def measured(doing: str, size: int, pg19: int) -> Iterator[None]:
-    """Print how long something takes, and the most memory that this process and its children have meanwhile."""
+    """Print the duration of the block, and the peak memory of this process and its children during it."""
     over, peak = threading.Event(), 0
 
     def watch() -> None:
@@ -78,13 +82,13 @@ def measured(doing: str, size: int, pg19: int) -> Iterator[None]:
 
 
 def family() -> list[int]:
-    """This process and its children."""
+    """Return the ids of this process and its children."""
     own = os.getpid()
     return [own, *map(int, Path(f"/proc/{own}/task/{own}/children").read_text().split())]
 
 
 def resident(process: int) -> int:
-    """Bytes of memory that a process holds; none if it has ended."""
+    """Return the resident bytes of a process; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (FileNotFoundError, ProcessLookupError):

@@ -1,10 +1,10 @@
-"""Train the `enwik8-base` preset on one GPU for some minutes and keep its curve.
+"""Train the `enwik8-base` preset on one GPU for some minutes, evaluate it, and write its curve.
 
     python experiments/enwik8_base.py --source enwik8.xz --out runs/enwik8-base --steps 15000
-    python experiments/enwik8_base.py --out runs/enwik8-base --steps 15000     # goes on where it stopped
-    python experiments/enwik8_base.py --out runs/enwik8-base --results experiments/results/enwik8-base-h200.json
+    python experiments/enwik8_base.py --out runs/enwik8-base --steps 15000     # resumes
+    python experiments/enwik8_base.py --out runs/enwik8-base --results experiments/results/enwik8-base/DATE-h200.json
 
-The schedule is shortened to fit: warm-up 2,000 steps, cosine decay over the rest.
+The schedule is shortened to `--steps`: 2,000 warm-up steps, then cosine decay to the end.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import math
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ import torch
 from compressive.analysis.attention import measure_attention
 from compressive.analysis.layers import measurable, measure_layers
 from compressive.analysis.memory import measure_memory
-from compressive.config import RunConfig
+from compressive.config import ModelConfig, RunConfig
 from compressive.data.corpus import Streams
 from compressive.data.prepare import prepare
 from compressive.evaluation.score import score
@@ -33,17 +34,17 @@ from compressive.training.loop import train
 
 
 def main() -> int:
-    """Prepare, train or resume, and evaluate when training is done."""
+    """Prepare the corpus, train or resume, and evaluate when training has finished."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path)
+    parser.add_argument("--source", type=Path, help="enwik8, plain or compressed; only needed once")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("runs/enwik8-base"))
     parser.add_argument("--preset", default="enwik8-base")
     parser.add_argument("--steps", type=int, default=15_000)
     parser.add_argument("--warmup", type=int, default=2_000)
     parser.add_argument("--batch", type=int)
-    parser.add_argument("--eager", action="store_true")
-    parser.add_argument("--results", type=Path, help="evaluate, and write everything here")
+    parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--results", type=Path, help="evaluate, and write the results file here")
     options = parser.parse_args()
 
     if not (options.data_dir / "enwik8" / "manifest.json").exists():
@@ -74,11 +75,11 @@ def main() -> int:
 
 
 def report(run: Run) -> dict[str, object]:
-    """Test bits per character at the trained and at enlarged memory, what the memory does, a sample, and the curve."""
+    """Return test bits per character at trained and enlarged memory, memory analyses, a sample, and the curve."""
     tokens = run.corpus().split("test")
     gradients = compare_gradients(run)
     trained, test = Trained.load(run), {}
-    sizes = {
+    sizes: dict[str, tuple[dict[str, Any], int | None]] = {
         "as trained": ({}, None),
         "first 1 MB, as trained": ({}, 1_000_000),
         "first 1 MB, compressed 1024, empty slots masked": (
@@ -95,6 +96,7 @@ def report(run: Run) -> dict[str, object]:
             "tokens": len(nats),
             "seconds": time.monotonic() - began,
         }
+    assert isinstance(trained.config, ModelConfig)
     valid, model = run.corpus().split("valid"), trained.model(trained.config, "cuda")
     analysis = {
         "memory": measure_memory(model, valid).as_dict(),
@@ -117,16 +119,16 @@ def report(run: Run) -> dict[str, object]:
 
 
 def compare_gradients(run: Run) -> dict[str, float]:
-    """Relative error of bf16 gradients, eager and compiled, against float32, at the trained weights."""
+    """Return relative errors of bf16 gradients, eager and compiled, against float32, at the trained weights."""
     trained = Trained.load(run)
     model = trained.model(trained.config, "cuda").train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    lanes, window = Streams(run.corpus().split("train"), 16), model.config.window
+    streams, window = Streams(run.corpus().split("train"), 16), model.config.window
     memory = model.initial_memory(16)
     for i in range(8):
-        x, y = (torch.from_numpy(np.array(view)).cuda().long() for view in lanes.window(i * window, window))
+        x, y = (torch.from_numpy(np.array(view)).cuda().long() for view in streams.window(i * window, window))
         with torch.no_grad():
             before, memory = memory, model(x, memory).memory
     named = [(name, p) for name, p in model.named_parameters() if "compress" not in name]
@@ -143,7 +145,7 @@ def compare_gradients(run: Run) -> dict[str, float]:
             sum(b.square().sum().item() for _, b in pairs)
         )
 
-    result = {}
+    result: dict[str, float] = {}
     for kind in ("eager", "compiled"):
         worst = max(range(len(named)), key=lambda i: error(kind, slice(i, i + 1)))
         result |= {

@@ -1,22 +1,24 @@
-"""Do the fused kernels train as plain torch does? The same run both ways, and gradients at the weights it ends with.
+"""Compare training with the fused kernels to training with reference attention: the same run both ways.
 
     python experiments/fused_training.py --source enwik8.xz --out runs/fused --steps 2000 --batch 4 \
-        --results experiments/results/fused-training-h200.json
+        --results experiments/results/fused-training/DATE-h200.json
 
-One run with the readable attention, eager, and one with the fused one, compiled: the same seed, lanes and schedule.
-Then bf16 gradients of one batch, fused and readable, eager and compiled, against those of the readable in float32.
+One run uses reference attention, eager; the other the fused kernels, compiled. Seed, streams and schedule are the same,
+and dropout is off. At the last weights of the fused run, bf16 gradients of one batch, fused and reference, eager and
+compiled, are compared with reference gradients in float32.
 """
 
 import argparse
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from compressive.config import RunConfig
+from compressive.config import Attention, RunConfig
 from compressive.data.corpus import Streams
 from compressive.data.prepare import prepare
 from compressive.runs.run import Run
@@ -24,13 +26,14 @@ from compressive.runs.trained import Trained
 from compressive.runtime import describe_environment, pick_device
 from compressive.training.loop import train
 
-WAYS = {"readable, eager": ("readable", False), "fused, compiled": ("fused", True)}
+WAYS: dict[str, tuple[Attention, bool]] = {"reference, eager": ("reference", False), "fused, compiled": ("fused", True)}
+"""Form of attention, and whether the model is compiled."""
 
 
 def main() -> None:
-    """Prepare, train both ways, compare."""
+    """Prepare the corpus, train both ways, compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path)
+    parser.add_argument("--source", type=Path, help="enwik8, plain or compressed; only needed once")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("runs/fused"))
     parser.add_argument("--preset", default="enwik8-base")
@@ -44,7 +47,7 @@ def main() -> None:
         prepare("enwik8", (), options.source, options.data_dir, "bytes", 0, None, (0.9, 0.05, 0.05))
     preset = RunConfig.from_preset(options.preset)
     data = dataclasses.replace(preset.data, corpus="enwik8", data_dir=str(options.data_dir))
-    model = dataclasses.replace(preset.model, dropout=0.0)  # the compiler would draw other numbers than torch
+    model = dataclasses.replace(preset.model, dropout=0.0)  # the compiler samples other dropout masks than eager torch
     curves = {}
     for name, (attention, compiled) in WAYS.items():
         schedule = dataclasses.replace(
@@ -57,7 +60,8 @@ def main() -> None:
         train(run)
         curves[name] = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     found = {
-        "what": "the same run with the readable attention, eager, and with the fused one, compiled and captured",
+        "what": "the same run with reference attention, eager, and with fused attention, compiled and captured",
+        "command": " ".join(["python", *sys.argv]),
         "config": dataclasses.asdict(run.config),
         "environment": describe_environment(),
         "gradients at the last weights of the fused run, relative error against float32": gradients(run),
@@ -70,38 +74,39 @@ def main() -> None:
 
 
 def difference(curves: dict[str, list[dict[str, float]]]) -> float:
-    """Between training losses of the same steps, in bits."""
+    """Return the largest difference of training losses at the same step, in bits."""
     bits = [[row["bits"] for row in rows if row.get("bits") is not None] for rows in curves.values()]
-    return max(abs(a - b) for a, b in zip(*bits, strict=True))
+    return float(max(abs(a - b) for a, b in zip(*bits, strict=True)))
 
 
 def gradients(run: Run) -> dict[str, dict[str, float]]:
-    """Errors of the gradients of one batch, of all parameters and of the worst."""
+    """Return relative errors of the gradients of one batch: over all parameters, and of the worst parameter."""
     trained, device = Trained.load(run), pick_device(run.config.train.device)
     model = trained.model(trained.config, str(device)).train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     batch, window = run.config.train.batch, model.config.window
-    lanes, memory = Streams(run.corpus().split("train"), batch), model.initial_memory(batch)
-    model.trunk.use_attention("readable")
+    streams, memory = Streams(run.corpus().split("train"), batch), model.initial_memory(batch)
+    model.trunk.use_attention("reference")
     for i in range(8):
-        x, y = (torch.from_numpy(np.array(view)).to(device).long() for view in lanes.window(i * window, window))
+        x, y = (torch.from_numpy(np.array(view)).to(device).long() for view in streams.window(i * window, window))
         with torch.no_grad():
             before, memory = memory, model(x, memory).memory
     names = [name for name, _ in model.named_parameters()]
 
-    def measure(attention: str, compiled: bool, half: bool) -> list[torch.Tensor]:
-        model.trunk.use_attention(attention)  # type: ignore[arg-type]
+    def measure(attention: Attention, compiled: bool, half: bool) -> list[torch.Tensor]:
+        model.trunk.use_attention(attention)
         forward = torch.compile(model, fullgraph=True) if compiled else model
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
             out = forward(x, before, targets=y)
         found = torch.autograd.grad(out.nll.mean() + out.compression_loss, list(model.parameters()), allow_unused=True)
         return [torch.zeros(()) if g is None else g.double().cpu() for g in found]
 
-    exact = measure("readable", False, False)
+    exact = measure("reference", False, False)
     result = {}
-    for name, (attention, compiled) in WAYS.items() | {("fused, eager", ("fused", False))}:
+    fused_eager: dict[str, tuple[Attention, bool]] = {"fused, eager": ("fused", False)}
+    for name, (attention, compiled) in (WAYS | fused_eager).items():
         found = measure(attention, compiled, True)
         errors = [float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in zip(found, exact, strict=True)]
         worst = max(range(len(errors)), key=errors.__getitem__)

@@ -1,6 +1,8 @@
-"""Build PG-19 from the raw texts at hand, compare it with the official texts, and see how well years are inferred.
+"""Build PG-19 from raw texts, compare it with the official texts, and compare inferred years with the official ones.
 
-python experiments/pg19_verify.py SOURCE... --results experiments/results/pg19-verify.json
+    python experiments/pg19_verify.py SOURCE... --results experiments/results/pg19-verify/DATE-cpu.json
+
+SOURCE is a folder or an archive with raw texts of Project Gutenberg.
 """
 
 import argparse
@@ -15,7 +17,7 @@ from compressive.data.pg19.verify import verify
 
 
 def main() -> None:
-    """Build twice, with and without the official list, and write what came out."""
+    """Build with and without the official list, compare, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+", type=Path, metavar="SOURCE")
     parser.add_argument("--results", type=Path, required=True)
@@ -26,13 +28,13 @@ def main() -> None:
         unlisted = build(options.sources, Path(folder, "unlisted"), None, workers=0)
     print(listed, report, unlisted, sep="\n")
 
-    told = {entry.id: entry for entry in unlisted.entries if entry.year is not None}
-    off = [entry.year - official()[book_id].year for book_id, entry in told.items()]
+    told = {entry.id: entry.year for entry in unlisted.entries if entry.year is not None}
+    off = [told[book_id] - year for book_id in told if (year := official()[book_id].year) is not None]
     names = " ".join(path.name for path in options.sources)
     results = {
         "what": "PG-19 built from raw Project Gutenberg texts: how many come out as the official texts, bit by bit, "
         "and how far the years that are inferred without a list are from the official ones",
-        "command": f"python experiments/pg19_verify.py {names} --results experiments/results/pg19-verify.json",
+        "command": f"python experiments/pg19_verify.py {names} --results {options.results}",
         "verify": {
             "command": "compressive data pg19 verify OUT --json",
             "built": report.built,
@@ -47,13 +49,12 @@ def main() -> None:
             "books": len(unlisted.entries),
             "inferred": len(off),
             **{f"within {years}": sum(abs(difference) <= years for difference in off) for years in (0, 1, 5, 10)},
-            f"inferred and {LATEST} or before, as all of them are": sum(
-                entry.year <= LATEST for entry in told.values()
-            ),
+            f"inferred and {LATEST} or before, as all of them are": sum(year <= LATEST for year in told.values()),
             "by sign": dict(Counter(entry.year_from for entry in unlisted.entries).most_common()),
             "dropped": dict(Counter(entry.reason for entry in unlisted.entries if entry.reason).most_common()),
         },
     }
+    options.results.parent.mkdir(parents=True, exist_ok=True)
     options.results.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 

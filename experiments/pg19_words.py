@@ -1,11 +1,11 @@
-"""Which way of counting words comes nearest to the numbers of words that the paper gives for PG-19.
+"""Compare rules for counting words with the word counts that the paper gives for PG-19.
 
-    compressive data pg19 build ...                                 # gives BUILT
-    python experiments/pg19_words.py BUILT --results experiments/results/pg19-words.json
+    compressive data pg19 build ...                                 # writes the folder BUILT
+    python experiments/pg19_words.py BUILT --results experiments/results/pg19-words/DATE-cpu.json
 
-Some books of each split are at hand; of all of them the size in bytes is known. So for every rule, words per byte of
-the books at hand, times the bytes of the whole split, is what the rule comes to for the split, with the standard error
-of this ratio estimate for books drawn by lot without replacement.
+Only some books of each split are at hand, but the size in bytes of all of them is known. For each rule, words per byte
+of the books at hand times the bytes of the whole split estimates the words of the split. The standard error is that of
+this ratio estimate for books sampled at random without replacement.
 """
 
 import argparse
@@ -17,14 +17,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from compressive.data.pg19.catalogue import official
 from compressive.data.pg19.stats import books
 from compressive.data.pg19.words import OFFICIAL, count_words
 
+FloatArray = npt.NDArray[np.float64]
+
 
 def runs(pattern: str) -> Callable[[str], int]:
-    """The rule that counts what a pattern finds."""
+    """Return the rule that counts the matches of a pattern."""
     return lambda text: len(re.findall(pattern, text))
 
 
@@ -53,13 +56,14 @@ RULES: dict[str, Callable[[str], int]] = {
 
 
 def main() -> int:
-    """Count by every rule and write what they come to."""
+    """Count by each rule and write the estimates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("built", type=Path, help="folder with train/, validation/ and test/")
     parser.add_argument("--results", type=Path, required=True)
     options = parser.parse_args()
 
-    at_hand, found = {}, {name: {} for name in RULES}
+    at_hand: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in RULES}
     for split, whole in OFFICIAL.items():
         paths = books(options.built, split)
         counts = np.array([[rule(path.read_text("utf-8")) for rule in RULES.values()] for path in paths], float)
@@ -77,9 +81,9 @@ def main() -> int:
             print(f"{split:<10} {estimate / whole.words:.4f} ± {error / whole.words:.4f}  {name}")
     result = {
         "what": "words of each PG-19 split by several rules, estimated from the books at hand, and as published",
-        "command": "python experiments/pg19_words.py BUILT --results experiments/results/pg19-words.json",
+        "command": f"python experiments/pg19_words.py BUILT --results {options.results}",
         "at_hand": at_hand,
-        "note": "standard errors are for books drawn by lot; these are those that could be had",
+        "note": "standard errors assume books sampled at random; these are the books that were available",
         "rules": found,
     }
     options.results.parent.mkdir(parents=True, exist_ok=True)
@@ -87,11 +91,11 @@ def main() -> int:
     return 0
 
 
-def ratio(words: np.ndarray, sizes: np.ndarray, population: int) -> tuple[float, float]:
-    """Words per byte of all books, estimated from some of them, and its standard error."""
+def ratio(words: FloatArray, sizes: FloatArray, population: int) -> tuple[float, float]:
+    """Return words per byte of all books, estimated from some of them, and the standard error."""
     value = words.sum() / sizes.sum()
     spread = np.square(words - value * sizes).sum() / (len(words) - 1)
-    return value, math.sqrt((1 - len(words) / population) * spread / len(words)) / sizes.mean()
+    return float(value), math.sqrt((1 - len(words) / population) * spread / len(words)) / sizes.mean()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What the paper's PG-19 run needs on many GPUs, computed from the rate measured on one: the tables of docs/scaling.md.
+"""Resources of the paper's PG-19 run on many GPUs, from the rate measured on one: the tables of docs/scaling.md.
 
     python experiments/scaling.py
 
-Time is that of computing or of the links, whichever is longer, as gradients travel while the backward pass goes on.
+The time of a step is that of computing or that of communication, whichever is longer, because gradients are reduced
+while the backward pass runs.
 """
 
 import json
@@ -20,19 +21,19 @@ STATE = 16  # bytes per parameter: weight, gradient and Adam's two moments, all 
 
 @dataclass(frozen=True)
 class Rate:
-    """What was measured on one GPU with so many lanes."""
+    """What was measured on one GPU at one batch size."""
 
-    lanes: int
+    batch: int
     tokens_per_second: float
     gib: float
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The run on so many GPUs."""
+    """The run on a number of GPUs."""
 
     gpus: int
-    lanes: int
+    batch: int  # per GPU
     way: str
     gib: float
     compute: float  # seconds per step
@@ -41,42 +42,42 @@ class Plan:
 
 
 def rates(recompute: bool) -> list[Rate]:
-    """The measured rows, fewest lanes first."""
+    """Return the measured rows, smallest batch first."""
     rows = [row for row in json.loads(RATES.read_text())["rows"] if row["recompute"] == recompute]
     return sorted(
-        (Rate(row["batch"], row["tokens per second"], row["peak GiB"]) for row in rows), key=lambda rate: rate.lanes
+        (Rate(row["batch"], row["tokens per second"], row["peak GiB"]) for row in rows), key=lambda rate: rate.batch
     )
 
 
 def plan(gpus: int, sharded: bool, recompute: bool) -> Plan:
-    """Put together what a step takes: the rate is that of the nearest number of lanes that was measured."""
+    """Return memory, time per step and days of a run, at the measured rate of the nearest batch size."""
     config = RunConfig.from_preset("pg19")
     parameters = json.loads(RATES.read_text())["rows"][0]["parameters"]
-    lanes = config.train.batch // gpus
+    batch = config.train.batch // gpus
     low, high = rates(recompute)
-    per_lane = (high.gib - low.gib) / (high.lanes - low.lanes)
-    # A little more than was measured, at most 2.5 GiB, as not all gradients are there when activations are most.
-    gib = STATE * parameters / (gpus if sharded else 1) / 2**30 + per_lane * lanes
-    nearest = min((low, high), key=lambda rate: abs(rate.lanes - lanes))
-    compute = lanes * config.model.window / nearest.tokens_per_second
-    # A ring passes (n - 1)/n of the data: twice to sum gradients, three times to gather weights twice and scatter sums.
+    per_row = (high.gib - low.gib) / (high.batch - low.batch)
+    # At most 2.5 GiB more than was measured: activations peak before all gradients exist.
+    gib = STATE * parameters / (gpus if sharded else 1) / 2**30 + per_row * batch
+    nearest = min((low, high), key=lambda rate: abs(rate.batch - batch))
+    compute = batch * config.model.window / nearest.tokens_per_second
+    # A ring moves (n - 1)/n of the data per pass: DDP has 2 (all-reduce), FSDP2 3 (all-gather twice, reduce-scatter).
     passes, link = 3 if sharded else 2, NVLINK if gpus <= MACHINE else NETWORK
     links = passes * 4 * parameters * (gpus - 1) / gpus / link
     steps = TOKENS / (config.train.batch * config.model.window)
     way = ("FSDP2" if sharded else "DDP") + (", recompute" if recompute else "")
-    return Plan(gpus, lanes, way, gib, compute, links, steps * max(compute, links) / 86400)
+    return Plan(gpus, batch, way, gib, compute, links, steps * max(compute, links) / 86400)
 
 
 def table() -> str:
-    """All plans, as Markdown."""
-    lines = ["| GPUs | lanes each | how | memory per GPU | computing | links | 100 billion tokens |", "|" + "---|" * 7]
+    """Return all plans as a Markdown table."""
+    lines = ["| GPUs | batch each | how | memory per GPU | computing | links | 100 billion tokens |", "|" + "---|" * 7]
     for gpus in (8, 64, 256):
         for sharded in (False, True):
             for recompute in (False, True):
                 found = plan(gpus, sharded, recompute)
                 fits = "" if found.gib < 139 else " (does not fit)"
                 lines.append(
-                    f"| {found.gpus} | {found.lanes} | {found.way} | {found.gib:.1f} GiB{fits} | {found.compute:.3f} s "
+                    f"| {found.gpus} | {found.batch} | {found.way} | {found.gib:.1f} GiB{fits} | {found.compute:.3f} s "
                     f"| {found.links:.3f} s | {found.days:.1f} days |"
                 )
     return "\n".join(lines)

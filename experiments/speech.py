@@ -1,19 +1,20 @@
 """Compressive Transformer, TransformerXL and WaveNet on raw speech, side by side: the paper's speech figure.
 
-    python experiments/speech.py --seconds 400 --results experiments/results/speech.json
-    python experiments/speech.py --results experiments/results/speech.json --figure docs/speech.png
+    python experiments/speech.py --seconds 400 --results experiments/results/speech/DATE-h200.json
+    python experiments/speech.py --results experiments/results/speech/DATE-h200.json --figure docs/speech.png
 
-The corpus must be in --data-dir already (compressive data prepare speech --source FOLDER): nothing here reads sound.
+The corpus must be in --data-dir already (compressive data prepare speech --source FOLDER): no audio file is read here.
 
-All three models are of equal size and see equally many samples, in the same order (but for less than a chunk at the end
-of a lane), updated after every chunk of 3,840 samples in all lanes. How many samples that are is found out first: each
-model trains for a moment, and from the three speeds follows what fits into `--seconds` a model on average; `--updates`
-says it outright. The plan is kept in OUT/plan.json. Every evaluation reads the same samples of the validation and of
-the test split; what counts in the end is the checkpoint that is best on validation, which is early stopping.
+All three models have the same size and are trained on the same number of samples, in the same order (except for less
+than a chunk at the end of a stream), with one update per chunk of 3,840 samples of each stream. `--updates` sets the
+number of updates. Without it, each model trains briefly first, and the number follows from the three speeds and
+`--seconds`, the average training time per model. The plan is kept in OUT/plan.json. All evaluations read the same
+samples of the validation and of the test split. The final score is that of the checkpoint that is best on validation
+(early stopping).
 
-With `--only` it stops after one model's training; without, it goes on from what is there and evaluates.
+With `--only` the command stops after training that one model. Without it, it resumes what is there and evaluates.
 
-The command ends by itself after `--sitting` seconds, with exit code 75 and everything saved; given again, it goes on.
+The command stops after `--sitting` seconds with exit code 75 and everything saved; the same command resumes.
 """
 
 import argparse
@@ -47,50 +48,52 @@ from compressive.speech.floors import floors
 from compressive.training.loop import FINISHED, INTERRUPTED, train
 
 MODELS = {"compressive": "{}", "transformer-xl": "{}-txl", "wavenet": "{}-wavenet"}
-"""Name in the results, and preset of a family."""
+"""Names in the results, and the preset of each, given the family."""
 PLANNED = 24
-"""Updates by which a model's speed is measured, the first third not counted."""
+"""Updates to measure a model's speed by; the first third is not counted."""
 SETTINGS = (
     "family", "corpus", "chunk", "batch", "learning_rate", "wavenet_learning_rate", "clip", "dropout", "precision",
     "eager", "attention", "recompute", "seconds", "updates", "points", "curve_samples", "seed",
 )  # fmt: skip
-"""What a plan is made for, and cannot be changed after."""
+"""Options that a plan depends on; they cannot change once it is made."""
 
 
 def main() -> int:
-    """Plan, train or resume, evaluate; write what there is after each of them."""
+    """Plan, train or resume, evaluate; write the results so far after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data-dir", type=Path, default=Path("data"), help="folder of prepared corpora")
-    add("--corpus", default="speech", help="the prepared corpus")
-    add("--out", type=Path, default=Path("runs/speech-experiment"), help="folder of the plan, the runs, the sounds")
-    add("--results", type=Path, required=True, help="the JSON to write")
-    add("--figure", type=Path, help="only draw what the results hold, to this file")
+    add("--corpus", default="speech", help="name of the prepared corpus")
+    add("--out", type=Path, default=Path("runs/speech-experiment"), help="folder of the plan, the runs and the audio")
+    add("--results", type=Path, required=True, help="results file to write, or with --figure to read")
+    add("--figure", type=Path, help="plot the results file to this PNG, and do nothing else")
     add("--family", default="speech", help="presets: FAMILY, FAMILY-txl and FAMILY-wavenet")
-    add("--only", choices=MODELS, help="train this model alone, such as to compile it beforehand, or beside the others")
-    add("--seconds", type=float, default=400, help="training time per model, on average over the three")
-    add("--updates", type=int, help="how many updates, in place of seconds; nothing is measured first")
-    add("--sitting", type=float, default=540, help="seconds after which the command stops, to be continued")
-    add("--chunk", type=int, default=3840, help="samples of every lane between two updates")
-    add("--batch", type=int, default=8, help="lanes")
-    add("--learning-rate", type=float, default=6e-4, help="highest, of the transformers")
-    add("--wavenet-learning-rate", type=float, default=1e-3, help="highest, of WaveNet")
+    add("--only", choices=MODELS, help="train this model only, e.g. to compile it beforehand")
+    add("--seconds", type=float, default=400, help="training time per model, averaged over the three")
+    add("--updates", type=int, help="number of updates, in place of --seconds")
+    add("--sitting", type=float, default=540, help="seconds after which the command stops; it can be resumed")
+    add("--chunk", type=int, default=3840, help="samples of each stream per update")
+    add("--batch", type=int, default=8, help="batch size, that is parallel streams")
+    add("--learning-rate", type=float, default=6e-4, help="peak, of the transformers")
+    add("--wavenet-learning-rate", type=float, default=1e-3, help="peak, of WaveNet")
     add("--clip", type=float, default=0.1, help="largest gradient norm")
-    add("--dropout", type=float, default=0.0, help="of all three")
+    add("--dropout", type=float, default=0.0, help="of all three models")
     add("--precision", default="bf16", choices=("bf16", "fp32"))
-    add("--attention", default="auto", choices=("auto", "readable", "fused"))
+    add("--attention", type=attention, default="auto", choices=("auto", "reference", "fused"))
     add("--eager", action="store_true", help="do not compile")
-    add("--recompute", action="store_true", help="less memory, more time")
-    add("--points", type=int, default=12, help="evaluations of each curve")
-    add("--curve-samples", type=int, default=10 * RATE, help="samples of each split that each of them reads")
+    add("--recompute", action="store_true", help="recompute activations: less memory, more time")
+    add("--points", type=int, default=12, help="evaluations per curve")
+    add("--curve-samples", type=int, default=10 * RATE, help="samples of each split that each evaluation reads")
     add("--test-samples", type=int, default=0, help="samples of the final evaluation; 0 for all")
-    add("--lanes", type=int, default=32, help="stretches that the final evaluation reads side by side")
-    add("--draw", type=float, default=0.0, help="seconds of sound to draw from each model at the end")
+    add("--streams", type=int, default=32, help="parallel streams of the final evaluation")
+    add("--lanes", type=int, dest="streams", help=argparse.SUPPRESS)  # old name
+    add("--sample", type=float, default=0.0, help="seconds of audio to sample from each model at the end")
+    add("--draw", type=float, dest="sample", help=argparse.SUPPRESS)  # old name
     add("--seed", type=int, default=0)
-    add("--commit", help="of the code, where git is not there to say so")
+    add("--commit", help="commit of the code, where git cannot tell")
     options = parser.parse_args()
     if options.figure is not None:
-        draw_figure(json.loads(options.results.read_text("utf-8")), options.figure)
+        plot(json.loads(options.results.read_text("utf-8")), options.figure)
         return FINISHED
 
     deadline = time.monotonic() + options.sitting
@@ -127,15 +130,20 @@ def main() -> int:
     return code
 
 
+def attention(name: str) -> str:
+    """Return the form of attention; "readable" is the old name of "reference"."""
+    return "reference" if name == "readable" else name
+
+
 def describe(options: argparse.Namespace) -> dict[str, Any]:
-    """Commit and hardware."""
+    """Return commit, time and hardware."""
     found = describe_environment()
     hardware = {name: found[name] for name in ("gpu", "cuda", "torch", "python", "cpu_cores", "platform")}
     return {"commit": options.commit or found["commit"], "time": found["time"], "hardware": hardware}
 
 
 def open_run(options: argparse.Namespace, name: str, folder: Path, updates: int, points: int) -> Run:
-    """A run of so many updates, cosine decay to its end, whose configuration follows from the options alone."""
+    """Return a run of `updates` updates with cosine decay to the end; the options determine its configuration."""
     preset = RunConfig.from_preset(MODELS[name].format(options.family))
     window = preset.model.window if name != "wavenet" else options.chunk
     per_update, rest = divmod(options.chunk, window)
@@ -173,7 +181,7 @@ def open_run(options: argparse.Namespace, name: str, folder: Path, updates: int,
 
 
 def make_plan(options: argparse.Namespace, deadline: float) -> tuple[int, dict[str, Any]]:
-    """Measure the three speeds and say how many updates fit; the plan that is there, if there is one."""
+    """Return the plan in OUT if there is one; else measure the three speeds and compute how many updates fit."""
     path = options.out / "plan.json"
     settings = {name: getattr(options, name) for name in SETTINGS}
     if path.exists():
@@ -206,11 +214,11 @@ def make_plan(options: argparse.Namespace, deadline: float) -> tuple[int, dict[s
 
 
 def train_until(run: Run, deadline: float) -> int:
-    """Train; at the deadline do what a signal does: save, and stop."""
+    """Train until the end, or until the deadline: then SIGTERM makes training save and stop."""
     if (left := deadline - time.monotonic()) <= 0:
         return INTERRUPTED
-    gc.collect()  # the model before this one
-    torch._dynamo.reset()  # what was compiled for it counts against a limit
+    gc.collect()  # free the previous model
+    torch._dynamo.reset()  # its graphs count against the recompile limit
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -223,21 +231,21 @@ def train_until(run: Run, deadline: float) -> int:
 
 
 def lines_of(run: Run, kind: str) -> list[dict[str, Any]]:
-    """What a run has recorded so far."""
+    """Return the metrics of one kind that a run has recorded so far."""
     lines = (json.loads(line) for line in (run.folder / "metrics.jsonl").read_text("utf-8").splitlines())
     return [line for line in lines if line["kind"] == kind]
 
 
 def train_speeds(run: Run) -> list[float]:
-    """Samples per second of each stretch, evaluation and checkpoints not counted; the first ones compile."""
+    """Return samples per second of each logging interval, without evaluation and checkpoints; the first compile."""
     return [line["tokens_per_second"] for line in lines_of(run, "train")]
 
 
 def report(run: Run) -> dict[str, Any]:
-    """Curves and counts of a run, whole or not.
+    """Return curves and counts of a run, finished or not.
 
-    Seconds are those of training alone: samples seen over the run's median speed, so that compiling, evaluating and
-    saving, which differ for other reasons, do not count; the wall clock stands beside them.
+    `seconds` is training time alone: samples seen divided by the run's median speed. Compilation, evaluation and
+    checkpoints do not count. Wall-clock seconds are given beside it.
     """
     if not (speeds := train_speeds(run)):
         return {}
@@ -273,9 +281,9 @@ def report(run: Run) -> dict[str, Any]:
 
 
 def evaluate(options: argparse.Namespace, corpus: Corpus, name: str, deadline: float) -> tuple[int, dict[str, Any]]:
-    """Score by the checkpoint that is best on validation, and by the last; then draw some sound. Done once.
+    """Score the checkpoint that is best on validation, and the last one; then sample audio. Done once.
 
-    Of the train split as much is read as there is of the test split: how far the model has learnt it by heart.
+    As many samples of the train split are read as of the test split, to show overfitting.
     """
     path = options.out / name / "final.json"
     if path.exists():
@@ -294,43 +302,50 @@ def evaluate(options: argparse.Namespace, corpus: Corpus, name: str, deadline: f
         found[which] = {"update": trained.step // run.config.train.update_every}
         for split in ("train", "valid", "test"):
             codes, clips = corpus.split(split)[:size], corpus.starts(split)
-            nats = score(model, codes, streams=options.lanes, precision=options.precision, clips=clips)
+            nats = score(model, codes, streams=options.streams, precision=options.precision, clips=clips)
             bits = float(nats.mean()) / math.log(2)
             found[which][split] = {"bits": bits, "nats": float(nats.mean()), "samples": len(nats)}
-        if which == "best" and options.draw:
+        if which == "best" and options.sample:
             began = time.monotonic()
             silence = torch.from_numpy(corpus.tokenizer.encode(b"\0\0").astype(np.int64))
-            drawn = torch.cat(list(generate(model, silence, round(options.draw * RATE), seed=options.seed)))
+            drawn = torch.cat(list(generate(model, silence, round(options.sample * RATE), seed=options.seed)))
             write_wav(options.out / f"{name}.wav", corpus.tokenizer.decode(drawn.cpu().numpy()))
-            found["drawn"] = {"seconds": options.draw, "in seconds": time.monotonic() - began}
+            found["drawn"] = {"seconds": options.sample, "in seconds": time.monotonic() - began}
     write(path, found)
     return FINISHED, found
 
 
-def draw_figure(results: dict[str, Any], path: Path) -> None:
-    """Test bits per sample over updates and over seconds of training, as the paper's figure has them."""
+NAMES = {"compressive": "Compressive Transformer", "transformer-xl": "TransformerXL", "wavenet": "WaveNet"}
+COLOURS = {"compressive": "#c8553d", "transformer-xl": "#2f6690", "wavenet": "#8a9ba8"}
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Plot test bits per sample over updates and over seconds of training, as in the paper's figure."""
     from compressive.plotting import figure, save, tidy
 
-    colours = {"compressive": "#c8553d", "transformer-xl": "#2f6690", "wavenet": "#8a9ba8"}
     drawn = figure(9, 3.6)
-    every = drawn.subplots(1, 2, sharey=True)
+    by_update, by_time = drawn.subplots(1, 2, sharey=True)
     floor = results["floors of the curves, which read its beginning"].get("linear prediction")
-    for axes, across in zip(every, ("update", "seconds"), strict=True):
+    for axes, across in ((by_update, "update"), (by_time, "seconds")):
         for name, found in results["models"].items():
             curve = found["curves"]["test"]
             axes.plot(
-                [point[across] for point in curve], [point["bits"] for point in curve], color=colours[name], label=name
+                [point[across] for point in curve],
+                [point["bits"] for point in curve],
+                color=COLOURS[name],
+                label=NAMES[name],
             )
         if floor is not None:
             axes.axhline(floor, color="#33393f", linewidth=0.8, linestyle=":", label="linear prediction")
-        tidy(axes, x="updates" if across == "update" else "seconds of training")
-    tidy(every[0], "Speech: test bits per sample", x="updates", y="bits per sample")
-    every[1].legend(fontsize=8.5, frameon=False)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    tidy(by_update, "Speech: test bits per sample, by updates", x="updates", y="bits per sample")
+    tidy(by_time, "by training time", x="seconds of training")
+    by_time.legend(fontsize=8.5, frameon=False)
     save(drawn, path)
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Write whole or not at all."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.partial")
     aside.write_text(json.dumps(content, indent=1) + "\n", "utf-8")

@@ -1,6 +1,9 @@
-"""Floors of prepared speech, and how far linear prediction goes when it adapts faster.
+"""Baselines without a neural network on prepared speech, and linear prediction that adapts faster.
 
-python experiments/speech_floors.py --data-dir data --corpus speech --results experiments/results/speech-floors.json
+    python experiments/speech_floors.py --data-dir data --corpus speech \
+        --results experiments/results/speech-floors/DATE-cpu.json
+
+The test split is also coded by linear prediction with several refit intervals, fit lengths and width decays.
 """
 
 import argparse
@@ -15,11 +18,11 @@ from compressive.data.corpus import Corpus
 from compressive.speech.floors import DECAY, FRAME, ORDER, REACH, floors, linear_prediction
 
 FINER = [(120, 480, 0.99), (120, 480, 0.9), (60, 720, 0.99), (60, 720, 0.9), (30, 720, 0.9), (30, 720, 0.8)]
-"""Samples between two fits, samples each is made to, decay of the width."""
+"""Samples between two fits, samples that each fit uses, decay of the error width."""
 
 
 def main() -> int:
-    """Compute and write."""
+    """Compute, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--corpus", default="speech")

@@ -1,4 +1,4 @@
-"""The speech experiment at tiny size: equal samples, stopped and continued, and without what reads sound files."""
+"""The speech experiment at tiny size: equal samples, stopped and resumed, without the audio libraries."""
 
 import json
 import os
@@ -25,13 +25,13 @@ def run(*words, cwd):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """The experiment begun, stopped for lack of time, and continued to its end."""
+    """The experiment started, stopped at its deadline, and resumed to the end."""
     home = tmp_path_factory.mktemp("experiment")
     tiny_speech(home / "data")
     words = [
         "--corpus", "tiny", "--family", "speech-small", "--chunk", 128, "--batch", 2, "--seconds", 1, "--eager",
-        "--precision", "fp32", "--points", 2, "--curve-samples", 400, "--test-samples", 500, "--lanes", 2,
-        "--draw", 0.005, "--out", "out", "--results", "results.json", "--commit", "abc",
+        "--precision", "fp32", "--points", 2, "--curve-samples", 400, "--test-samples", 500, "--streams", 2,
+        "--sample", 0.005, "--out", "out", "--results", "results.json", "--commit", "abc",
     ]  # fmt: skip
     stopped = run(*words, "--sitting", 1, cwd=home)
     assert stopped.returncode == 75, stopped.stderr
@@ -73,7 +73,7 @@ def test_curves_are_of_the_same_updates_and_the_same_samples(home):
     assert (home / "out" / "wavenet.wav").stat().st_size == 44 + 2 * 120
 
 
-def test_a_figure_is_drawn_of_the_results(home, monkeypatch):
+def test_a_figure_is_plotted_from_the_results(home, monkeypatch):
     script = runpy.run_path(str(SCRIPT))
     monkeypatch.setattr(
         sys, "argv", ["speech.py", "--results", str(home / "results.json"), "--figure", str(home / "a.png")]
