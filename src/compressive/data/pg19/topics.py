@@ -113,7 +113,7 @@ class Topics:
         rows = math.ceil(len(self.topics) / columns)
         fig = figure(2.3 * columns, 2.5 * rows + 0.4)
         fig.suptitle(
-            f"Topics of {self.books:,} books: share of the text,\nprobability of their first words",
+            f"Topics of {self.books:,} books, by share of the text;\nbars: probability of the words in the topic",
             x=0.01, ha="left", fontsize=12, color=INK, fontweight="bold",
         )  # fmt: skip
         panels = fig.subplots(rows, columns, squeeze=False, sharex=True).flat
