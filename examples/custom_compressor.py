@@ -4,10 +4,10 @@ python examples/custom_compressor.py
 
 Gated pooling: a learned gate weighs the members of each group, per feature, and their weighted mean is the new slot.
 
-Where it plugs in: every layer holds its compressor as `layer.compression` and calls it on the memories that leave recent
-memory (Algorithm 1, line 9). Its parameters have `compress` in their names, so `model.compressor_parameters()` finds
-them, the compression loss trains them and nothing else does. To offer it as `--model.compression gated` too, add the
-name to `Compression` in `config/model.py`: CONTRIBUTING.md has the steps.
+Where it plugs in: every layer holds its compressor as `layer.compression` and calls it on the memories that leave
+recent memory (Algorithm 1, line 9). Its parameters have `compress` in their names. So `model.compressor_parameters()`
+finds them, and the compression loss alone trains them. To offer it as `--model.compression gated` too, add the name to
+`Compression` in `config/model.py`: CONTRIBUTING.md has the steps.
 """
 
 import argparse

@@ -3,9 +3,10 @@
 python examples/own_data.py
 python examples/own_data.py notes.txt more/*.txt --steps 2000 --out my-run
 
-Every line is a command: `compressive train quickstart --out runs/mine` in a shell does what `main(["train",
-"quickstart", "--out", "runs/mine"])` does here. A text of some megabytes and a few thousand steps give readable samples;
-the default, 150 steps of a tiny model on a book of this repository, takes seconds on a CPU and does not.
+Every line is a command: `main(["train", "quickstart", "--out", "runs/mine"])` in Python does what
+`compressive train quickstart --out runs/mine` does in a shell. The default, 150 steps of a tiny model on one book of
+this repository, takes seconds on a CPU; its sample is gibberish. Readable samples need some megabytes of text and a few
+thousand steps of a larger model.
 """
 
 import argparse
