@@ -192,7 +192,7 @@ def measure(point: Point, size: Size, steps: int) -> Row:
     precision: Precision = "bf16" if device.type == "cuda" else "fp32"
     train = TrainConfig(batch=size.tokens // point.window, precision=precision, attention=point.attention)
     config = RunConfig(model=model, train=train)
-    row = bench.measure(bench.ours(config, device), config, device, steps, drawn=0)
+    row = bench.measure(bench.ours(config, device), config, device, steps, sampled=0)
     return row | {"µs per token": 1e6 / row["tokens per second"]}
 
 

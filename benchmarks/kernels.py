@@ -42,7 +42,7 @@ def main() -> None:
     config = RunConfig(model, train=TrainConfig(batch=batch, precision="bf16", compile=not options.generate))
     subject = bench.ours(config, device)
     if options.generate:
-        generate = torch.autocast(device.type, torch.bfloat16)(subject.draw)
+        generate = torch.autocast(device.type, torch.bfloat16)(subject.sample)
         whole = bench.kernel_times(lambda: generate(batch, 1 + TOKENS), 1, warm_up=1)
         kernels = per_token(whole, bench.kernel_times(lambda: generate(batch, 1), 1))
     else:

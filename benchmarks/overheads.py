@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from compressive.bench import median_seconds, wait
@@ -29,9 +28,9 @@ from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
 from compressive.runs import checkpoint
 from compressive.runtime import describe_environment, pick_device
-from compressive.training import loop
+from compressive.training.loop import AsyncReadback, StepStats
 from compressive.training.recorder import Recorder
-from compressive.training.step import Step, Windows
+from compressive.training.step import Step, StepRecord, Windows
 
 
 def main() -> None:
@@ -81,22 +80,23 @@ def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: i
 
     guarded, plain_step = build(), build()
     plain_step.keep = keep_always
-    late, tally = loop.Late(device), loop.Tally(config, world, 0)
+    readback, stats = AsyncReadback(device), StepStats(config, world, 0)
 
-    def report(row: torch.Tensor) -> None:
-        tally.add(1, late.exchange(row))
+    def report(record: StepRecord) -> None:
+        stats.add(1, readback.exchange(torch.stack(record)))
 
-    def stretch(take: Step, save: bool = False) -> tuple[float, float]:
+    def stretch(step_fn: Step, save: bool = False) -> tuple[float, float]:
+        """Return the seconds of `steps` steps, and those of a checkpoint's copy."""
         wait(device)
         began, copying = time.perf_counter(), 0.0
         for i in range(steps):
-            row = take(windows, 0)
-            if take is guarded:
-                report(row)
+            record = step_fn(windows, 0)
+            if step_fn is guarded:
+                report(record)
             if save and i == 0:
                 wait(device)
                 before = time.perf_counter()
-                saver.save(i, take.state(), {})
+                saver.save(i, step_fn.state(), {})
                 copying = time.perf_counter() - before
         wait(device)
         return time.perf_counter() - began, copying
@@ -148,9 +148,9 @@ def time_logging(config: RunConfig, world: World, folder: Path) -> float:
     """Return the seconds that one line of metrics takes, on the screen and in the file."""
     with Recorder(folder, config, 0, 0.0, "bpc") as recorder:
         recorder.console.file = (folder / "screen").open("w")
-        tally = loop.Tally(config, world, 0)
-        tally.rows = np.ones((config.train.log_every, 4)).tolist()
-        return median_seconds(lambda: recorder.train(1, tally.take(1, 1e-4, 1)), world.device, repeats=50)
+        stats = StepStats(config, world, 0)
+        stats.records = [StepRecord(*[1.0] * len(StepRecord._fields))] * config.train.log_every
+        return median_seconds(lambda: recorder.train(1, stats.summary(1, 1e-4, 1)), world.device, repeats=50)
 
 
 if __name__ == "__main__":

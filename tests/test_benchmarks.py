@@ -69,7 +69,7 @@ def test_another_package_is_asked_for_the_same_sizes(peers, monkeypatch):
         assert net.ff_layers[0].fn.fn.w1.out_features == 48
         assert net.to_kv.weight.requires_grad == lean  # what it freezes stays frozen unless mended
         assert bool(net.extras) == lean
-        subject.draw(3, 5)
+        subject.sample(3, 5)
         assert drawn.pop() == ((3, 4 * 16), 5)
 
 
