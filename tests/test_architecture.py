@@ -147,6 +147,17 @@ def test_only_kernels_know_of_triton(name):
     assert not re.search(r"^\s*(import|from) triton\b|import_module\(.triton", code, re.MULTILINE)
 
 
+def test_the_layers_of_the_documents_hold():
+    """A room imports only rooms of lower lines in the graph of docs/architecture.md."""
+    page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text("utf-8")
+    (drawn,) = re.findall(r"lower lines:\n\n```\n(.*?)```", page, re.DOTALL)
+    line = {name: number for number, names in enumerate(drawn.splitlines()) for name in names.split()}
+    edges = graph()
+    assert set(line) == set(edges)
+    upwards = [f"{name} -> {used}" for name in edges for used in edges[name] if line[used] <= line[name]]
+    assert not upwards, ", ".join(upwards)
+
+
 def test_other_rules_between_rooms():
     """Data knows nothing of speech models, training nothing of agents, evaluation nothing of the command line."""
     edges = graph()

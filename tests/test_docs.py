@@ -1,4 +1,4 @@
-"""The README and docs/paper.md are kept true: the example runs, the tree is whole, every named place exists."""
+"""The documents are kept true: examples run, commands parse, numbers are those of results files, named places exist."""
 
 import importlib
 import json
@@ -6,15 +6,36 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from compressive.cli import main
+from compressive.config import ModelConfig, load_preset, preset_names
+from compressive.kernels import dispatch
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text("utf-8")
-PAPER = (ROOT / "docs" / "paper.md").read_text("utf-8")
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text("utf-8")
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
+}
+README = PAGES["README.md"]
+PAPER = PAGES["docs/paper.md"]
+ARCHITECTURE = PAGES["docs/architecture.md"]
+
+
+def results(name: str) -> dict:
+    """Read a results file: `benchmarks/...` or `experiments/...`, without `results/` and `.json`."""
+    kind, rest = name.split("/", 1)
+    return json.loads((ROOT / kind / "results" / f"{rest}.json").read_text("utf-8"))
+
+
+# The README
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 170
 
 
 def test_the_readme_example_runs():
@@ -25,12 +46,27 @@ def test_the_readme_example_runs():
     assert all(p.grad is not None for p in names["model"].parameters())
 
 
-COMMANDS = re.findall(r"^compressive (.+?)(?:\s+#.*)?$|`compressive (.+?)`", README, re.MULTILINE)
+# Commands
 
 
-@pytest.mark.parametrize("line", [a or b for a, b in COMMANDS])
-def test_the_readme_s_commands_are_understood(line, tmp_path, monkeypatch):
-    """Every word of them is parsed and checked; what they would do is done by other tests, on less."""
+def commands(page: str) -> list[str]:
+    """Return the commands of a page without `compressive`: lines of shell blocks, and inline code."""
+    found = []
+    for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if match := re.match(r"(?:torchrun .* -m )?compressive (.+?)(?:\s+#.*)?$", line):
+                found.append(match[1])
+    prose = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    found += re.findall(r"`(?:torchrun [^`]* -m )?compressive ([^`]+)`", prose)
+    return [line.replace("PRESET", "quickstart").replace("RUN", "runs/quickstart") for line in found]
+
+
+COMMANDS = sorted({line for name, page in PAGES.items() if name != "CHANGELOG.md" for line in commands(page)})
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_documented_commands_are_understood(line, tmp_path, monkeypatch, capsys):
+    """Every word is parsed and checked. What the commands do is tested elsewhere, on less."""
     done = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("compressive.training.loop.train", lambda run, world: done.append(run) or 0)
@@ -50,49 +86,82 @@ def test_the_readme_s_commands_are_understood(line, tmp_path, monkeypatch):
         ("rl.watch", "watch"),
     ):
         monkeypatch.setattr(f"compressive.cli.{module}.{function}", lambda options, *_: done.append(options) or 0)
+    if line.endswith("--help"):
+        with pytest.raises(SystemExit) as ended:
+            main(shlex.split(line))
+        assert ended.value.code == 0
+        return
     assert main(shlex.split(line)) == 0
-    assert len(done) == (0 if line.startswith("config") else 1)
+    if not line.startswith("config") and "--explain" not in line:
+        assert len(done) == 1
 
 
-def test_the_readme_has_commands():
-    assert len(COMMANDS) >= 10
+def test_the_documents_have_commands():
+    assert len(commands(README)) >= 10
+    assert len(COMMANDS) >= 40
 
 
-def test_the_readme_s_quickstart_figures_are_those_of_its_results():
-    path = ROOT / "experiments" / "results" / "quickstart" / "2026-11-15-cpu.json"
-    result = json.loads(path.read_text("utf-8"))["report"]
-    test, worth = result["test"], result["compressed_memory_is_worth"]
-    row = f"| **{test['bits']:.3f}** | {test['xz']:.3f} | {test['xz_after_training']:.3f} | "
-    assert row + f"{worth['mean']:.3f} ± {worth['error']:.3f} |" in README
+# Links and named places
 
 
-def played(file, who):
-    """Return, choices and right ones of a player, as the tables show them."""
-    row = json.loads((ROOT / "experiments" / "results" / file).read_text("utf-8"))["played"][f"{who}, delay 0"]
-    per_episode, right = row["choices"] / row["episodes"], row["choice_accuracy"] * 100
-    return f"{row['return']:.1f} ± {row['margin of 95 %']:.1f} | {per_episode:.1f} | {right:.1f} %"
+LINKS = sorted(
+    {
+        (name, target)
+        for name, page in PAGES.items()
+        for target in re.findall(r"\]\(([^)\s]+)\)", page)
+        if not target.startswith(("http://", "https://"))
+    }
+)
 
 
-def test_the_figures_of_the_agent_are_those_of_its_results():
-    for shown, name in (("agent", "agent"), ("chance", "random"), ("oracle", "oracle")):
-        assert f"| {shown} | {played('rooms-tiny/2026-11-16-cpu-seed0.json', name)} |" in README
-    page = (ROOT / "docs" / "agent.md").read_text("utf-8")
-    for seed in range(5):
-        assert f"| {seed} | {played(f'rooms-tiny/2026-11-16-cpu-seed{seed}.json', 'agent')} |" in page
+@pytest.mark.parametrize(("page", "target"), LINKS)
+def test_every_relative_link_has_a_target(page, target):
+    path, _, anchor = target.partition("#")
+    file = (ROOT / page).parent / path if path else ROOT / page
+    assert file.exists(), f"{page}: {target}"
+    if anchor:
+        headings = re.findall(r"^#+ (.*)$", file.read_text("utf-8"), re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_readme_tree_shows_every_module():
-    (tree,) = re.findall(r"```\n(src/compressive/.*?)```", README, re.DOTALL)
-    shown = sorted(re.findall(r"(?<= )(\w+\.py)\b", tree.split("books/")[0]))
-    present = sorted(path.name for path in (ROOT / "src").rglob("*.py") if not path.name.startswith("__"))
-    assert shown == present
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_every_results_file_that_a_page_names_exists(page):
+    for name in re.findall(r"\b((?:benchmarks|experiments)/results/[\w./-]+\.json)\b", PAGES[page]):
+        if "NAME" not in name:
+            assert (ROOT / name).is_file(), name
 
 
-@pytest.mark.parametrize(("path", "symbol"), sorted(set(re.findall(r"`([\w/]+\.py): ([\w.]+)`", PAPER))))
-def test_every_place_that_the_paper_s_table_names_exists(path, symbol):
-    thing = importlib.import_module("compressive." + path.removesuffix(".py").replace("/", "."))
+PLACES = sorted({place for page in (PAPER, ARCHITECTURE) for place in re.findall(r"`([\w/]+\.py): ([\w.]+)`", page)})
+
+
+@pytest.mark.parametrize(("path", "symbol"), PLACES)
+def test_every_place_that_the_documents_name_exists(path, symbol):
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    thing = importlib.import_module(f"compressive.{module}")
     for name in symbol.split("."):
         thing = getattr(thing, name)
+
+
+def test_the_tree_shows_every_module_once_with_its_purpose():
+    (tree,) = re.findall(r"```\n(src/compressive/\n.*?)```", ARCHITECTURE, re.DOTALL)
+    shown, folders = [], []
+    for line in tree.splitlines():
+        indent, name, purpose = re.fullmatch(r"( *)(\S+)(?: +(\S.*))?", line).groups()
+        folders = [(depth, folder) for depth, folder in folders if depth < len(indent)]
+        if name.endswith("/"):
+            folders.append((len(indent), name))
+        else:
+            shown.append("".join(folder for _, folder in folders) + name)
+            assert purpose, f"{name} has no purpose"
+    present = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "src" / "compressive").rglob("*.py")
+        if not path.name.startswith("__")
+    ]
+    assert sorted(shown) == sorted(present)
+
+
+# The paper's table
 
 
 def test_every_preset_is_in_the_paper_s_table():
@@ -108,8 +177,155 @@ def test_every_algorithm_line_is_in_the_paper_s_table():
         assert covered == list(range(1, lines + 1))
 
 
+# Numbers
+
+
+def test_the_quickstart_s_figures_are_those_of_its_results():
+    result = results("experiments/quickstart/2026-11-15-cpu")["report"]
+    test, worth = result["test"], result["compressed_memory_is_worth"]
+    row = f"| **{test['bits']:.3f}** | {test['xz']:.3f} | {test['xz_after_training']:.3f} | "
+    assert row + f"{worth['mean']:.3f} ± {worth['error']:.3f} |" in README
+    assert f"{worth['mean']:.3f} ± {worth['error']:.3f}" in PAGES["docs/results.md"]
+
+
+def played(file: str, who: str) -> str:
+    """Return, choices per episode and right choices of a policy, as the tables show them."""
+    row = results(file)["played"][f"{who}, delay 0"]
+    per_episode, right = row["choices"] / row["episodes"], row["choice_accuracy"] * 100
+    return f"{row['return']:.1f} ± {row['margin of 95 %']:.1f} | {per_episode:.1f} | {right:.1f} %"
+
+
+def test_the_figures_of_the_agent_are_those_of_its_results():
+    tiny, full = "experiments/rooms-tiny/2026-11-16-cpu-seed", "experiments/rooms/2026-11-16-h200"
+    for shown, name in (("agent", "agent"), ("chance", "random"), ("oracle", "oracle")):
+        for file in (f"{tiny}0", full):
+            assert f"| {shown} | {played(file, name)} |" in PAGES["docs/results.md"]
+    for seed in range(5):
+        assert f"| {seed} | {played(f'{tiny}{seed}', 'agent')} |" in PAGES["docs/agent.md"]
+    scores = {
+        (file, name): played(file, name).split(" |")[0] for file in (f"{tiny}0", full) for name in ("agent", "random")
+    }
+    assert f"{scores[full, 'agent']}, chance {scores[full, 'random']}." in README
+    assert f"{scores[f'{tiny}0', 'agent']}, chance {scores[f'{tiny}0', 'random']}, oracle 88.0 ± 0.0" in README
+
+
+BASE, FULL = "benchmarks/peers-base/2026-11-16-h200-2", "benchmarks/peers-paper/2026-11-16-h200-3"
+LABELS = {
+    "ours-compiled": "ours, compiled",
+    "ours": "ours",
+    "ctp": "lucidrains, as shipped",
+    "ctp-lean": "lucidrains, no extras",
+    "ctp-lean-compiled": "lucidrains, compiled",
+    "labml": "labml-nn",
+    "plain-compiled": "flash attention",
+}
+
+
+def rows(file: str) -> dict[str, dict]:
+    return {row["name"]: row for row in results(file)["rows"]}
+
+
+def table_row(page: str, label: str, *, having: str) -> list[str]:
+    """Return the cells of the row that begins with a label, of the table whose heading has some words."""
+    plain = page.replace("*", "")
+    for table in re.findall(r"(?:^\|.*\n)+", plain, re.MULTILINE):
+        heading, _, *lines = table.splitlines()
+        if having in heading:
+            for line in lines:
+                cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+                if cells[0].strip() == label or (label not in ("ours",) and cells[0].strip().startswith(label)):
+                    return cells[1:]
+    raise AssertionError(f"no row {label!r} in a table with {having!r}")
+
+
+def per_second(row: dict | None, key: str = "tokens per second") -> str:
+    return f"{row[key]:,.0f}" if row and key in row else "–"
+
+
+@pytest.mark.parametrize("name", ["ours-compiled", "ctp", "ctp-lean-compiled", "labml", "plain-compiled"])
+def test_the_readme_s_speed_table_is_that_of_its_results(name):
+    base, full = rows(BASE), rows(FULL)
+    drawn = base["ours" if name == "ours-compiled" else name]
+    expected = [per_second(base[name]), per_second(full[name])]
+    expected += [per_second(drawn, f"drawn per second, batch {batch}") for batch in (1, 32)]
+    assert [cell.rstrip("| ") for cell in table_row(README, LABELS[name], having="training, base")] == expected
+
+
+@pytest.mark.parametrize("name", [name for name in LABELS if name != "ctp-lean"])
+def test_the_speed_tables_are_those_of_their_results(name):
+    page, base, full = PAGES["docs/benchmarks.md"], rows(BASE), rows(FULL)
+    expected = [f"{per_second(r)} ({r['peak GiB']:.1f})" if r else "–" for r in (base.get(name), full.get(name))]
+    assert [cell.rstrip("| ") for cell in table_row(page, LABELS[name], having="tokens/s (peak GiB)")] == expected
+    if "drawn per second, batch 1" in base[name]:
+        expected = [per_second(base[name], f"drawn per second, batch {batch}") for batch in (1, 32)]
+        shown = table_row(page, LABELS[name], having="| batch 1 | batch 32 |")
+        assert [cell.rstrip("| ") for cell in shown] == expected
+
+
+def test_the_ratios_and_the_cpu_s_table_are_those_of_their_results():
+    page, cpu = PAGES["docs/benchmarks.md"], "benchmarks/peers-cpu/2026-11-16-cpu-2"
+    ratios = [results(file)["ours_to_best_peer"]["tokens per second"] for file in (BASE, FULL)]
+    assert f"**{ratios[0]:.2f}×** | **{ratios[1]:.2f}×**" in page
+    for name, row in rows(cpu).items():
+        expected = [per_second(row), *(per_second(row, f"drawn per second, batch {batch}") for batch in (1, 32))]
+        shown = table_row(page, LABELS[name], having="generation, batch 1")
+        assert [cell.rstrip("| ") for cell in shown] == expected
+    alone = rows("benchmarks/sampling/2026-11-16-h200")["ours"]
+    expected = " | ".join(per_second(alone, f"drawn per second, batch {batch}") for batch in (1, 32))
+    assert f"| {expected} |" in page
+    (speed,) = results("benchmarks/rooms-speed/2026-11-16-h200")["rows"]
+    keys = ("task steps/s", "acting steps/s", "learning steps/s", "training steps/s")
+    assert f"| {' | '.join(per_second(speed, key) for key in keys)} |" in page
+
+
+def test_the_figures_of_speech_are_those_of_its_results():
+    models = results("experiments/speech/2026-11-16-h200")["models"]
+    for key, label in (
+        ("transformer-xl", "TransformerXL"),
+        ("compressive", "Compressive Transformer"),
+        ("wavenet", "WaveNet"),
+    ):
+        bits = f"{models[key]['best']['test']['bits']:.3f}"
+        assert f"{label} {bits}" in README
+        assert table_row(PAGES["docs/results.md"], label, having="paper's order")[1].rstrip("| ") == bits
+        assert table_row(PAGES["docs/speech.md"], label, having="test, bits")[1] == bits
+
+
+def test_the_presets_that_fall_back_to_reference_attention_are_named():
+    page = PAGES["docs/benchmarks.md"].split("**For which presets.**")[1].split(" set it and fall back")[0]
+    falls_back = {
+        name
+        for name in preset_names()
+        if (model := load_preset(name)["model"]).get("architecture") != "wavenet"
+        and dispatch.explain(ModelConfig(**model), triton=True)["relative_attention"].form == "reference"
+    }
+    assert set(re.findall(r"`([\w-]+)`", page)) == falls_back
+
+
 def test_the_scaling_table_is_what_the_script_computes():
     result = subprocess.run(
         [sys.executable, ROOT / "experiments" / "scaling.py"], capture_output=True, text=True, check=True
     )
-    assert result.stdout.strip() in (ROOT / "docs" / "scaling.md").read_text("utf-8")
+    assert result.stdout.strip() in PAGES["docs/scaling.md"]
+
+
+# The project's own files
+
+
+def test_the_citation_has_the_package_s_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    assert re.search(rf"^version: {re.escape(version)}$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
+
+
+def test_the_lock_pins_exact_versions_of_every_direct_dependency():
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert pins["torch"] == "2.13.0"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = [
+        *project["dependencies"],
+        *(x for name in ("dev", "plots", "topics", "audio", "rl", "ray") for x in extras[name]),
+    ]
+    assert {re.match(r"[\w-]+", requirement)[0] for requirement in wanted} <= set(pins)
+    assert not [version for version in pins.values() if not re.fullmatch(r"[\d.]+", version)]
