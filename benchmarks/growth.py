@@ -33,6 +33,7 @@ import torch
 from compressive import bench
 from compressive.bench import Row
 from compressive.config import Attention, ModelConfig, Precision, RunConfig, TrainConfig
+from compressive.kernels import dispatch
 from compressive.runtime import pick_device
 
 
@@ -192,7 +193,8 @@ def measure(point: Point, size: Size, steps: int) -> Row:
     precision: Precision = "bf16" if device.type == "cuda" else "fp32"
     train = TrainConfig(batch=size.tokens // point.window, precision=precision, attention=point.attention)
     config = RunConfig(model=model, train=train)
-    row = bench.measure(bench.ours(config, device), config, device, steps, sampled=0)
+    with dispatch.using(point.attention):
+        row = bench.measure(bench.ours(config, device), config, device, steps, sampled=0)
     return row | {"µs per token": 1e6 / row["tokens per second"]}
 
 
