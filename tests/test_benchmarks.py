@@ -1,4 +1,4 @@
-"""Benchmarks: the side-by-side one, with stand-ins for the other packages, and how cost grows."""
+"""Benchmarks: peers side by side, with stand-ins for the other packages; growth of cost; kernels; figures."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from helpers import benchmark
+from helpers import ROOT, benchmark
 from torch import nn
 
 from compressive.config import ModelConfig, RunConfig, TrainConfig
@@ -29,7 +29,7 @@ def growth():
 
 
 class Net(nn.Module):
-    """Takes what compressive-transformer-pytorch takes, and gives what it gives."""
+    """A stand-in with the signature and the outputs of compressive-transformer-pytorch."""
 
     def __init__(self, num_tokens, dim, seq_len, depth, heads, mem_len, cmem_len, cmem_ratio, **extras):
         super().__init__()
@@ -46,14 +46,14 @@ class Net(nn.Module):
 
 
 def test_another_package_is_asked_for_the_same_sizes(peers, monkeypatch):
-    made, drawn = [], []
+    made, sampled = [], []
 
     class Wrapper:
         def __init__(self, net):
             self.net = net
 
         def generate(self, start, length):
-            drawn.append((tuple(start.shape), length))
+            sampled.append((tuple(start.shape), length))
 
     package = ModuleType("compressive_transformer_pytorch")
     package.CompressiveTransformer = lambda **sizes: made.append(Net(**sizes)) or made[-1]
@@ -67,13 +67,13 @@ def test_another_package_is_asked_for_the_same_sizes(peers, monkeypatch):
         net = made[-1]
         assert net.shapes == [[(2, 2, 16, 32), (2, 2, 8, 32)]] * 2
         assert net.ff_layers[0].fn.fn.w1.out_features == 48
-        assert net.to_kv.weight.requires_grad == lean  # what it freezes stays frozen unless mended
+        assert net.to_kv.weight.requires_grad == lean  # frozen by its first compression, as shipped
         assert bool(net.extras) == lean
         subject.sample(3, 5)
-        assert drawn.pop() == ((3, 4 * 16), 5)
+        assert sampled.pop() == ((3, 4 * 16), 5)
 
 
-def test_the_bound_reads_memory_and_no_future(peers):
+def test_the_plain_model_reads_memory_and_no_future(peers):
     torch.manual_seed(0)
     model = peers.Plain(MODEL)
     x = torch.randint(256, (2, 16))
@@ -105,8 +105,8 @@ def test_our_best_row_is_set_against_the_best_peer(peers):
     assert peers.against_peers(rows) == {key: 3.0}
 
 
-def test_the_script_shows_rows_and_errors_writes_and_draws(peers, tmp_path, capsys, monkeypatch):
-    """One row for real; the other package is not there, which is a row as well."""
+def test_the_script_prints_rows_and_errors_writes_and_plots(peers, tmp_path, capsys, monkeypatch):
+    """One row is measured; the other package is not installed, which gives an error row."""
     pytest.importorskip("matplotlib")
     broken = tmp_path / "compressive_transformer_pytorch.py"
     broken.write_text("raise ImportError('not installed')\n")
@@ -125,6 +125,25 @@ def test_the_script_shows_rows_and_errors_writes_and_draws(peers, tmp_path, caps
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [("peers", "peers-base"), ("peers", "peers-paper"), ("peers", "peers-cpu"), ("growth", "growth")],
+)
+def test_figures_are_plotted_from_results_files_without_measuring(script, name, tmp_path, monkeypatch):
+    """The newest file of each; growth's was written when reference attention had another name."""
+    pytest.importorskip("matplotlib")
+    newest = sorted((ROOT / "benchmarks" / "results" / name).glob("*.json"))[-1]
+    module = benchmark(script)
+    monkeypatch.setattr(module.bench, "measure", None)
+    monkeypatch.setattr(sys, "argv", [script, "--plot-only", str(newest), "--plot", str(tmp_path / "a.png")])
+    module.main()
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_row_has_a_plain_label(peers):
+    assert set(peers.LABELS) == set(peers.ROWS)
+
+
 def test_an_unknown_row_is_refused(peers, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["peers.py", "--rows", "ours,mine"])
     with pytest.raises(SystemExit):
@@ -133,7 +152,7 @@ def test_an_unknown_row_is_refused(peers, monkeypatch, capsys):
 
 
 def test_growth_fits_the_paper_s_formula(growth):
-    """Made-up points: a line is found again, what compresses nothing or failed is left out, what is off is seen."""
+    """Synthetic points: the line is recovered, points without compression or with errors are left out of the fit."""
 
     def run(point):
         if point.window == 256:
@@ -146,7 +165,7 @@ def test_growth_fits_the_paper_s_formula(growth):
     rows = growth.measured(sweeps, size, 1, run)
     assert [row["batch"] for row in rows] == [8, 8, 8, 8, 8, 2]
     assert [row["memory"] for row in rows] == [64] * 5 + [256]
-    assert rows[1] == rows[4] | {"sweep": "compressed size"}  # both sweeps have it, it is measured once
+    assert rows[1] == rows[4] | {"sweep": "compressed size"}  # a point of both sweeps is measured once
     line = growth.fit(rows, "compressed size", "reference", "µs per token")
     assert (line["constant"], line["per 1000 slots"]) == (pytest.approx(7), pytest.approx(500))
     assert line["furthest off"] < 1e-9
@@ -169,8 +188,8 @@ def test_growth_goes_on_after_an_error_in_its_own_process(growth):
     assert growth.measured_here(growth.Point("reference", 64, 32), size, 1)["ms per step"] > 0
 
 
-def test_growth_measures_writes_and_draws(growth, tmp_path, capsys, monkeypatch):
-    """Three points for real, one of which cannot be: a row that says so."""
+def test_growth_measures_writes_and_plots(growth, tmp_path, capsys, monkeypatch):
+    """Three points, one of them impossible, which gives an error row."""
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(
         sys, "argv", ["growth.py", "--size", "tiny", "--compressed", "32,1024,-1", "--windows", "", "--steps", "1",
@@ -188,8 +207,8 @@ def test_growth_measures_writes_and_draws(growth, tmp_path, capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("script", ["attention", "reconstruction"])
-def test_kernels_are_held_against_torch_and_every_way_has_its_times(tmp_path, monkeypatch, script):
-    """At tiny size, interpreted: that the script runs, and that its errors are small."""
+def test_kernels_are_compared_with_torch_and_every_form_is_timed(tmp_path, monkeypatch, script):
+    """At tiny size, interpreted: the script runs, and its errors are small."""
     pytest.importorskip("triton", reason="triton is not installed")
     words = [script, "--size", "tiny", "--repeats", "1", "--json", str(tmp_path / "found.json")]
     monkeypatch.setattr(sys, "argv", words)
@@ -210,7 +229,7 @@ def test_kernels_of_a_token_are_counted_without_its_prompt():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_kernels_cannot_be_told_apart_without_a_gpu(monkeypatch, capsys):
+def test_kernels_cannot_be_timed_without_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["kernels.py", "--size", "tiny"])
     with pytest.raises(SystemExit):
         benchmark("kernels").main()
