@@ -36,7 +36,8 @@ def home(tmp_path_factory):
     stopped = run(*words, "--sitting", 1, cwd=home)
     assert stopped.returncode == 75, stopped.stderr
     assert "not done yet" in stopped.stdout
-    alone = run(*words, "--only", "wavenet", "--sitting", 300, cwd=home)
+    old_names = "--lanes", 2, "--draw", 0.005
+    alone = run(*words, *old_names, "--only", "wavenet", "--sitting", 300, cwd=home)
     assert alone.returncode == 0, alone.stderr
     found = json.loads((home / "results.json").read_text())
     assert (list(found["models"]), found["complete"]) == (["wavenet"], False)
