@@ -1,10 +1,10 @@
-"""How fast the agent acts and learns on this machine: environment alone, acting, learning, training as a whole.
+"""Speed of the agent on this machine: environments alone, acting, learning, and training as a whole.
 
-    python benchmarks/rooms.py --lanes 512 1024 --batch 256 --results experiments/results/rooms-speed-h200.json
+    python benchmarks/rooms.py --envs 512 1024 --batch 256 --results benchmarks/results/rooms-speed/DATE-DEVICE.json
     python benchmarks/rooms.py --preset rooms-tiny --eager --fp32 --seconds 5
 
-Needs neither Gymnasium nor Ray nor tyro. A step is an agent's step: four frames of the original. The published figure
-that it stands beside, about 417 steps/s for an IMPALA with TransformerXL on the original level, was on 32 CPU cores and
+Needs neither Gymnasium nor Ray nor tyro. A step is an agent's step, which is four frames of the original. The published
+figure to compare with is about 417 steps/s, for an IMPALA with TransformerXL on the original level, on 32 CPU cores and
 two P100, in DeepMind Lab: other hardware, another simulator.
 """
 
@@ -29,14 +29,15 @@ PUBLISHED = 417
 
 
 def main() -> int:
-    """Measure a row for each number of lanes and core, print it, and write them all."""
+    """Measure one row for each core and number of environments, print it, and write all rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="rooms-fast")
-    parser.add_argument("--lanes", type=int, nargs="+")
-    parser.add_argument("--batch", type=int, help="lanes of an update; all of an unroll's if not given")
+    parser.add_argument("--envs", type=int, nargs="+", help="numbers of environments")
+    parser.add_argument("--lanes", type=int, nargs="+", dest="envs", help=argparse.SUPPRESS)  # its name in version 0.1
+    parser.add_argument("--batch", type=int, help="environments per update; all of a rollout if not given")
     parser.add_argument("--cores", nargs="+", default=["compressive"])
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long each part is measured")
+    parser.add_argument("--seconds", type=float, default=20.0, help="measuring time of each part")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--fp32", action="store_true")
     parser.add_argument("--device", default="auto")
@@ -44,20 +45,20 @@ def main() -> int:
     options = parser.parse_args()
     preset, rows = AgentRun.from_preset(options.preset), []
     for core in options.cores:
-        for lanes in options.lanes or [preset.task.lanes]:
+        for envs in options.envs or [preset.task.envs]:
             config = AgentRun(
                 dataclasses.replace(preset.model, n_layers=options.layers or preset.model.n_layers),
-                dataclasses.replace(preset.task, lanes=lanes),
+                dataclasses.replace(preset.task, envs=envs),
                 dataclasses.replace(preset.agent, core=core),
                 dataclasses.replace(
                     preset.train,
-                    batch=options.batch or lanes,
+                    batch=options.batch or envs,
                     compile=preset.train.compile and not options.eager,
                     precision="fp32" if options.fp32 else preset.train.precision,
                     device=options.device,
                 ),
             )
-            row = {"core": core, "lanes": lanes, "batch": config.batch, "layers": config.model.n_layers}
+            row = {"core": core, "lanes": envs, "batch": config.batch, "layers": config.model.n_layers}
             rows.append(row | measure(config, options.seconds))
             print(
                 "  ".join(
@@ -81,7 +82,7 @@ def main() -> int:
 
 
 def measure(config: AgentRun, seconds: float) -> dict[str, object]:
-    """Steps per second of each part; compilation and first allocations are not counted."""
+    """Return the steps per second of each part, without compilation and first allocations."""
     device, options = pick_device(config.train.device), config.train
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
@@ -90,31 +91,31 @@ def measure(config: AgentRun, seconds: float) -> dict[str, object]:
     task = Rooms(config.task, 0, device, options.compile)
     agent = Agent(config, task.observation_shape, task.n_actions).to(device)
     actor, learner = Actor(task, agent, options, device, 1), Learner(agent, options, device)
-    parts = torch.arange(task.lanes, device=device).split(config.batch)
-    actions = torch.zeros(task.lanes, dtype=torch.long, device=device)
-    per_unroll = task.lanes * agent.window
+    minibatches = torch.arange(task.n_envs, device=device).split(config.batch)
+    actions = torch.zeros(task.n_envs, dtype=torch.long, device=device)
+    steps_per_rollout = task.n_envs * agent.window
 
-    def play() -> None:
+    def step_envs() -> None:
         for _ in range(agent.window):
             task.step(actions)
 
     def learn() -> None:
-        for lanes in parts:
-            learner.update(unroll.select(lanes))
+        for envs in minibatches:
+            learner.update(rollout.select(envs))
 
     def both() -> None:
-        nonlocal unroll
-        unroll = actor.unroll()
+        nonlocal rollout
+        rollout = actor.rollout()
         learn()
 
     began = time.perf_counter()
-    unroll = actor.unroll()
+    rollout = actor.rollout()
     learn()
     wait(device)
     first = time.perf_counter() - began
     speeds = {
-        name: per_unroll / _seconds(act, device, seconds)
-        for name, act in (("task", play), ("acting", actor.unroll), ("learning", learn), ("training", both))
+        name: steps_per_rollout / _seconds(act, device, seconds)
+        for name, act in (("task", step_envs), ("acting", actor.rollout), ("learning", learn), ("training", both))
     }
     return {f"{name} steps/s": speed for name, speed in speeds.items()} | {
         "times the published figure": round(speeds["training"] / PUBLISHED, 1),
@@ -126,7 +127,7 @@ def measure(config: AgentRun, seconds: float) -> dict[str, object]:
 
 
 def _seconds(act: Callable[[], object], device: torch.device, least: float) -> float:
-    """Mean seconds of one call, over at least so long."""
+    """Return the mean seconds per call, over calls of at least `least` seconds in total."""
     act()
     wait(device)
     began, calls = time.perf_counter(), 0

@@ -1,12 +1,12 @@
-"""Train the agent on the rooms for some minutes, play with what was learnt, and keep the curve; one GPU.
+"""Train the agent on the rooms for some minutes, evaluate it, and write scores and training curve to one file.
 
-    python experiments/rooms.py --minutes 8 --results experiments/results/rooms-h200.json
-    python experiments/rooms.py --minutes 16 --results experiments/results/rooms-h200.json    # goes on where it stopped
+    python experiments/rooms.py --minutes 8 --results experiments/results/rooms/DATE-DEVICE.json
+    python experiments/rooms.py --minutes 16 --results experiments/results/rooms/DATE-DEVICE.json    # resumes the run
     python experiments/rooms.py --core lstm --delays 0 64 128 256 --out runs/lstm --results lstm.json
-    python experiments/rooms.py --results experiments/results/rooms-h200.json --figure docs/agent.png
+    python experiments/rooms.py --results experiments/results/rooms/2026-11-16-h200.json --figure docs/agent.png
 
-Needs neither Gymnasium nor Ray nor tyro. `--minutes` is the whole run's, earlier sittings included. Resuming with
-other values than the run began with is refused.
+Runs on one GPU. Needs neither Gymnasium nor Ray nor tyro. `--minutes` counts the whole run, including the time before
+it was resumed. A run can only be resumed with the values it was started with.
 """
 
 import argparse
@@ -22,60 +22,58 @@ from compressive.cli.rl.train import FIXED
 from compressive.cli.train import begin
 from compressive.config.agent import AgentRun
 from compressive.rl.evaluate import evaluate
-from compressive.rl.loop import curve, train
-from compressive.rl.open import open_player
+from compressive.rl.loop import read_metrics, train
+from compressive.rl.policies import load_policy
 from compressive.rl.run import AgentFolder
-from compressive.runtime import describe_environment, pick_device
+from compressive.runtime import describe_environment, pick_device, write_atomically
 
 
 def main() -> int:
-    """Train or go on, evaluate, and write everything into one file."""
+    """Train or resume, evaluate, and write everything to one file; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="rooms-fast")
     parser.add_argument("--out", type=Path, help="folder of the run; runs/PRESET if not given")
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--figure", type=Path, help="only draw what the results hold, to this file")
-    parser.add_argument("--minutes", type=float, default=8.0, help="wall-clock budget of training")
-    parser.add_argument("--steps", type=int, help="agent steps at most")
+    parser.add_argument("--figure", type=Path, help="do not train; plot the results to this file")
+    parser.add_argument("--minutes", type=float, default=8.0, help="wall-clock limit of training")
+    parser.add_argument("--steps", type=int, help="limit of agent steps")
     parser.add_argument("--core", choices=("compressive", "txl", "lstm", "none"))
     parser.add_argument("--rate", type=int, help="compression rate")
     parser.add_argument("--compression", help="compression function")
     parser.add_argument("--layers", type=int, help="layers of the core")
     parser.add_argument("--delays", type=int, nargs="+", help="steps between the rooms, mixed in training")
-    parser.add_argument("--lanes", type=int)
-    parser.add_argument("--batch", type=int)
+    parser.add_argument("--envs", type=int, help="number of environments")
+    parser.add_argument("--lanes", type=int, dest="envs", help=argparse.SUPPRESS)  # its name in version 0.1
+    parser.add_argument("--batch", type=int, help="environments per update")
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--entropy-cost", type=float)
     parser.add_argument("--reward", choices=("scaled", "asymmetric"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--eager", action="store_true", help="do not compile")
-    parser.add_argument("--fp32", action="store_true", help="no bf16")
-    parser.add_argument("--episodes", type=int, default=1024, help="of each delay, to evaluate with")
+    parser.add_argument("--fp32", action="store_true", help="train in fp32 instead of bf16")
+    parser.add_argument("--episodes", type=int, default=1024, help="episodes of the evaluation, for each delay")
     options = parser.parse_args()
     if options.figure is not None:
-        draw_figure(json.loads(options.results.read_text("utf-8")), options.figure)
+        plot(json.loads(options.results.read_text("utf-8")), options.figure)
         return 0
 
     config = configure(options)
     folder = begin(AgentFolder, options.out or Path("runs") / options.preset, config, True, FIXED)
     code = train(folder)
     if code == 0:
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        aside = options.results.with_suffix(".partial")
-        aside.write_text(json.dumps(report(folder, options.episodes), indent=1) + "\n", "utf-8")
-        aside.replace(options.results)
+        write_atomically(options.results, json.dumps(report(folder, options.episodes), indent=1) + "\n")
     return code
 
 
 def configure(options: argparse.Namespace) -> AgentRun:
-    """Put what was asked for on top of the preset."""
+    """Return the preset with the given options on top."""
     preset = AgentRun.from_preset(options.preset)
 
     def given(**values: object) -> dict[str, object]:
         return {name: value for name, value in values.items() if value is not None}
 
     model = given(compression_rate=options.rate, compression=options.compression, n_layers=options.layers)
-    task = given(lanes=options.lanes, delays=options.delays)
+    task = given(envs=options.envs, delays=options.delays)
     learning = given(
         steps=options.steps,
         minutes=options.minutes,
@@ -96,19 +94,19 @@ def configure(options: argparse.Namespace) -> AgentRun:
 
 
 def report(run: AgentFolder, episodes: int) -> dict[str, object]:
-    """How well it plays, with each delay apart, how fast it learnt, and the curve."""
+    """Evaluate the agent, the random policy and the oracle for each delay; return that with the curve and the speed."""
     device, played = pick_device(run.config.train.device), {}
     for delay in run.config.task.delays:
         for name in (str(run.folder), "random", "oracle"):
-            opened = open_player(name, min(256, episodes), 10**6, device, delays=(delay,), of=run.folder)
+            loaded = load_policy(name, min(256, episodes), 10**6, device, delays=(delay,), of=run.folder)
             began = time.monotonic()
-            found = evaluate(opened.task, opened.player, episodes, 10**6, opened.comparable).as_dict()
+            found = evaluate(loaded.task, loaded.policy, episodes, 10**6, loaded.comparable).as_dict()
             who = name if name in ("random", "oracle") else "agent"
             played[f"{who}, delay {delay}"] = found | {"seconds": time.monotonic() - began}
-    rows = curve(run.folder)
+    rows = read_metrics(run.folder)
     speeds = sorted(row["steps_per_second"] for row in rows[1:] or rows)
     return {
-        "what": "the agent on the two rooms: IMPALA with a memory of its own, trained and then played with",
+        "what": "the agent on the two rooms: IMPALA with the chosen memory core, trained and then evaluated",
         "command": " ".join(["python", "experiments/rooms.py", *sys.argv[1:]]),
         "environment": describe_environment(),
         "seed": run.config.train.seed,
@@ -122,21 +120,21 @@ def report(run: AgentFolder, episodes: int) -> dict[str, object]:
     }
 
 
-def draw_figure(results: dict[str, Any], path: Path) -> None:
-    """Return and choices of an episode over steps: of every stretch that was logged, and five of them averaged."""
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Plot return and choices per episode over steps: every logged row, and the mean of five rows."""
     from compressive.plotting import figure, save, tidy
 
     rows = [row for row in results["curve"] if row["episodes"]]
     steps = [row["step"] / 1e6 for row in rows]
-    drawn = figure(9, 3.2)
+    page = figure(9, 3.2)
     shown = {"return": [row["return"] for row in rows], "choices": [row["choices"] / row["episodes"] for row in rows]}
-    for axes, (name, values) in zip(drawn.subplots(1, 2), shown.items(), strict=True):
+    for axes, (name, values) in zip(page.subplots(1, 2), shown.items(), strict=True):
         nearby = [statistics.mean(values[max(0, at - 2) : at + 3]) for at in range(len(values))]
         axes.plot(steps, values, color="#8a9ba8", linewidth=0.8)
         axes.plot(steps, nearby, color="#c8553d")
         axes.set_ylim(bottom=min(0, *values))
         tidy(axes, f"{name} per episode", x="million agent steps")
-    save(drawn, path)
+    save(page, path)
 
 
 if __name__ == "__main__":

@@ -8,21 +8,22 @@ from torch import Tensor
 from compressive.config.agent import AgentRun
 from compressive.rl.acting import Actor
 from compressive.rl.agent.agent import Agent
+from compressive.rl.env.build import build_task
 from compressive.rl.env.rooms import Rooms
-from compressive.rl.env.task import Task, build_task
+from compressive.rl.env.task import Task
 
 CPU = torch.device("cpu")
 COMPRESSIONS = ["max", "mean", "conv", "dilated", "most_used", "gru", "attention"]
 
 
 def tiny_agent_run(**tables: dict[str, Any]) -> AgentRun:
-    """A run whose episodes are shorter than its windows, so that ends fall inside them."""
+    """A run whose episodes are shorter than its windows, so that episodes end inside them."""
     values: dict[str, dict[str, Any]] = {
         "model": {
             "n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24, "window": 16, "memory_size": 16,
             "compressed_size": 8, "compression_rate": 4,
         },
-        "task": {"lanes": 6, "width": 16, "height": 12, "objects": 4, "seconds": 1.7, "speed": 960.0},
+        "task": {"envs": 6, "width": 16, "height": 12, "objects": 4, "seconds": 1.7, "speed": 960.0},
         "agent": {"channels": (4, 8), "blocks": 1, "features": 12},
         "train": {"batch": 6, "steps": 6 * 16 * 4, "log_every": 2, "checkpoint_every": 2, "device": "cpu"},
     }  # fmt: skip
@@ -41,7 +42,7 @@ def build(run: AgentRun, seed: int = 0) -> tuple[Task, Agent, Actor]:
 
 
 def place(task: Rooms, **values: float) -> None:
-    """Put something of every lane's state where a test wants it."""
+    """Set fields of every environment's state."""
     import dataclasses
 
     old = task.state

@@ -1,4 +1,4 @@
-"""The experiment and the benchmark of the agent, at a tiny size, without what a bare GPU machine lacks."""
+"""The experiment and the benchmark of the agent at a tiny size, with core dependencies only."""
 
 import json
 import os
@@ -11,7 +11,7 @@ BLOCK = "import sys\nfor name in ('gymnasium', 'ray', 'tyro', 'tokenizers', 'PIL
 
 
 def run(script, *words):
-    """Run a script as it would be, with the packages that it must not need out of reach."""
+    """Run a script as a user would, with the packages blocked that it must not need."""
     words = [script, *map(str, words)]
     code = f"{BLOCK}import runpy; sys.argv = {words!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
     return subprocess.run(
@@ -20,10 +20,10 @@ def run(script, *words):
     )  # fmt: skip
 
 
-def test_the_experiment_writes_one_file_and_goes_on(tmp_path):
+def test_the_experiment_writes_one_file_and_resumes(tmp_path):
     results = tmp_path / "rooms.json"
     words = [
-        "--preset", "rooms-tiny", "--lanes", 4, "--batch", 2, "--minutes", 5, "--delays", 0, 3, "--episodes", 8,
+        "--preset", "rooms-tiny", "--envs", 4, "--batch", 2, "--minutes", 5, "--delays", 0, 3, "--episodes", 8,
         "--out", tmp_path / "run", "--results", results, "--seed", 3, "--rate", 8,
     ]  # fmt: skip
     done = run("experiments/rooms.py", *words, "--steps", 256)
@@ -40,7 +40,7 @@ def test_the_experiment_writes_one_file_and_goes_on(tmp_path):
     assert found["played"]["agent, delay 3"]["episodes"] == 8
     assert found["played"]["oracle, delay 3"]["return"] == 11
 
-    # Drawing may need what training must not.
+    # Plotting may need packages that training must not.
     words = ["experiments/rooms.py", "--results", results, "--figure", tmp_path / "curve.png"]
     done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -55,5 +55,5 @@ def test_the_benchmark_measures_every_part(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(results.read_text())["rows"]
-    assert row["core"] == "txl"
+    assert (row["core"], row["lanes"]) == ("txl", 4)
     assert all(row[f"{part} steps/s"] > 0 for part in ("task", "acting", "learning", "training"))

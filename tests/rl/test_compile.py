@@ -24,10 +24,10 @@ def test_task_acting_and_learning_are_one_graph_each(tables):
     _, expected = task.advance(before, torch.zeros(6, dtype=torch.long))
     assert torch.equal(transition.observation, expected.observation)
     for _ in range(3):
-        unroll = actor.unroll()
-    step = (unroll.observation[:, 0], unroll.action[:, 0], unroll.reward[:, 0], unroll.start[:, 0])
+        rollout = actor.rollout()
+    step = (rollout.observation[:, 0], rollout.action[:, 0], rollout.reward[:, 0], rollout.start[:, 0])
     torch.testing.assert_close(traced(agent.inputs)(*step), agent.inputs(*step))
-    words = unroll.observation, unroll.action, unroll.reward, unroll.start, unroll.state
+    words = rollout.observation, rollout.action, rollout.reward, rollout.start, rollout.state
     found, expected = traced(agent)(*words), agent(*words)
     torch.testing.assert_close(found.logits, expected.logits)
     torch.testing.assert_close(found.values, expected.values)

@@ -1,5 +1,5 @@
-"""The agent: the paper's last experiment (section 5.7), IMPALA with the Compressive Transformer as its memory.
+"""The agent of the paper's section 5.7: IMPALA with the Compressive Transformer as its memory.
 
-The task is in `rooms` and its neighbours, the network in `networks`, `cores` and `agent`, acting in `actor`, learning
-in `vtrace` and `learner`, and `train` lets them play together.
+`env` has the environments, `agent` the network. `acting` collects rollouts, `learning` and `vtrace` update the agent,
+and `loop` alternates the two. `policies` has everything that can choose actions; `evaluate` and `video` use it.
 """

@@ -1,42 +1,54 @@
-"""Acting: play every lane for one unroll, and keep what the learner needs."""
+"""Acting: step every environment through one rollout and record what the learner needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from compressive.config.agent import LearnConfig
 from compressive.model.records import SHARED, TensorRecord
-from compressive.rl.agent.agent import Agent
-from compressive.rl.env import prng as dice
+from compressive.rl.agent.agent import Agent, sample_actions
+from compressive.rl.env import prng
 from compressive.rl.env.task import Task, Transition
-from compressive.rl.policies import draw
 
-OUTCOMES = ("return", "episodes", "right", "wrong")
-"""What is counted while playing: the sum of returns of episodes that ended, how many did, and choices."""
+Value = TypeVar("Value")
+
+
+class Outcomes(NamedTuple, Generic[Value]):
+    """Sums over a rollout and all its environments: 0-d tensors, or floats once they are read back."""
+
+    returns: Value  # of the episodes that ended
+    episodes: Value  # how many ended
+    right: Value  # choices of the right object
+    wrong: Value  # choices of the wrong object
 
 
 @dataclass(frozen=True)
-class Unroll(TensorRecord):
-    """What was seen and done in a window of T steps; at t stands what came with observation t, the last comes after."""
+class Rollout(TensorRecord):
+    """T steps of B environments. Index t has what came with observation t; index T is the step after the rollout."""
 
     observation: Tensor  # (B, T + 1, ...)
-    action: Tensor  # (B, T + 1): the one before; so the actions taken are those from 1 on
-    reward: Tensor  # (B, T + 1)
-    start: Tensor  # (B, T + 1), bool: the first of an episode
+    action: Tensor  # (B, T + 1): the action before the observation; so the rollout's own actions are 1 to T
+    reward: Tensor  # (B, T + 1): the reward of that action
+    start: Tensor  # (B, T + 1), bool: the first observation of an episode
     logits: Tensor  # (B, T, A): of the policy that acted
-    state: Any  # the core's, when the unroll began
-    outcomes: Tensor = field(metadata=SHARED)  # (4,), see OUTCOMES
+    state: Any  # the core's state at the start of the rollout
+    counts: Tensor = field(metadata=SHARED)  # (4,), float32: the values of `outcomes`
+
+    @property
+    def outcomes(self) -> Outcomes[Tensor]:
+        """The rollout's returns, episodes and choices, as 0-d tensors."""
+        return Outcomes(*self.counts.unbind())
 
 
 class Actor:
-    """Plays a task with an agent, into buffers that are there from the beginning; nothing waits for the device."""
+    """Runs an agent in a task and writes rollouts into buffers that are allocated once. It never syncs the device."""
 
     def __init__(self, task: Task, agent: Agent, options: LearnConfig, device: torch.device, seed: int) -> None:
         self.task, self.agent = task, agent
-        B, T, A = task.lanes, agent.window, task.n_actions
+        B, T, A = task.n_envs, agent.window, task.n_actions
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16")
         self.inputs = torch.compile(agent.inputs, fullgraph=True) if options.compile else agent.inputs
         first = task.reset()
@@ -48,17 +60,17 @@ class Actor:
         self.observation[:, T], self.start[:, T] = first, True
         self.returns = torch.zeros(B, device=device)
         self.state = agent.core.initial_state(B)
-        self.key = dice.keys(seed, B, device)
-        self.choices = torch.arange(A, device=device)
+        self.key = prng.keys(seed, B, device)
+        self.actions = torch.arange(A, device=device)
         self.clock = torch.zeros((), dtype=torch.long, device=device)
 
     @torch.no_grad()
-    def unroll(self) -> Unroll:
-        """Play on for a window. The buffers are used again by the next unroll: learn from this one first."""
+    def rollout(self) -> Rollout:
+        """Act for one window. The next rollout overwrites the same buffers, so learn from this one first."""
         T = self.agent.window
         for buffer in (self.observation, self.action, self.reward, self.start):
             buffer[:, 0] = buffer[:, T]
-        state, outcomes = self.state, torch.zeros_like(self.reward[0, :1].expand(len(OUTCOMES)))
+        state, counts = self.state, self.reward.new_zeros(len(Outcomes._fields))
         with self.autocast:
             acting = self.agent.core.begin(state)
             for t in range(T):
@@ -66,25 +78,25 @@ class Actor:
                 x = self.inputs(self.observation[:, t], self.action[:, t], self.reward[:, t], start)
                 logits, acting = self.agent.act(x, acting, start)
                 self.clock = self.clock + 1
-                action = draw(logits, self.key, self.clock, self.choices)
+                action = sample_actions(logits, self.key, self.clock, self.actions)
                 transition = self.task.step(action)
                 self.logits[:, t] = logits
                 self.observation[:, t + 1] = transition.observation
                 self.action[:, t + 1] = action
                 self.reward[:, t + 1] = transition.reward
                 self.start[:, t + 1] = transition.done
-                outcomes = outcomes + self._count(transition)
+                counts = counts + self._count(transition)
         self.state = self.agent.core.end(acting)
-        return Unroll(self.observation, self.action, self.reward, self.start, self.logits, state, outcomes)
+        return Rollout(self.observation, self.action, self.reward, self.start, self.logits, state, counts)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """All that is needed to play on, in parts."""
+        """Return everything needed to continue, as the parts of a checkpoint."""
         last = {name: getattr(self, name)[:, -1] for name in ("observation", "action", "reward", "start")}
         own = {"returns": self.returns, "key": self.key, "clock": self.clock}
         return {"memory": self.state.state_dict(), "task": self.task.state_dict(), "last": last, "actor": own}
 
     def load_state_dict(self, parts: Mapping[str, dict[str, Tensor]]) -> None:
-        """Play on from there; or, where the task could not be kept, begin new episodes that remember nothing."""
+        """Continue from a saved state. If the task was not saved, keep the new episodes and the empty memory."""
         if not parts["task"]:
             return
         self.state = type(self.state).from_state_dict(parts["memory"])
@@ -95,10 +107,11 @@ class Actor:
             setattr(self, name, value)
 
     def close(self) -> None:
-        """Nobody else plays."""
+        """Do nothing: there is no other process to end."""
 
     def _count(self, transition: Transition) -> Tensor:
+        """Add a step to the returns of the current episodes; return its contribution to the rollout's counts, (4,)."""
         done, returns = transition.done, self.returns + transition.reward
         self.returns = returns * ~done
-        ended = (returns * done).sum()
-        return torch.stack([ended, done.sum(), transition.right.sum(), transition.wrong.sum()])
+        of_ended = (returns * done).sum()
+        return torch.stack(Outcomes(of_ended, done.sum(), transition.right.sum(), transition.wrong.sum()))

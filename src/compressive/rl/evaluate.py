@@ -1,4 +1,4 @@
-"""How well someone plays: whole episodes, returns with their interval, and how often the choice was right."""
+"""Evaluate a policy over whole episodes: returns and choice accuracy, with 95 % intervals."""
 
 import math
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ import torch
 
 from compressive.rl.env.rooms import HUMAN, RANDOM, human_normalised
 from compressive.rl.env.task import Task
-from compressive.rl.policies import Player
+from compressive.rl.policies import Policy
 
 _NORMAL = 1.96
-"""Standard errors to each side of a mean that make an interval of 95 %."""
+"""Half the width of a 95 % interval, in standard errors."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came of some episodes; intervals are of 95 %."""
+    """Returns and choices of some episodes. All intervals are 95 % intervals."""
 
     returns: list[float]
     right: int
     wrong: int
     comparable: bool = False
-    """Whether the returns may stand beside the published ones."""
+    """Whether the returns may be compared with the published ones."""
 
     @property
     def mean(self) -> float:
@@ -31,22 +31,22 @@ class Evaluation:
 
     @property
     def margin(self) -> float:
-        """Half the width of its interval."""
+        """Half the width of the interval around the mean return."""
         return _NORMAL * float(np.std(self.returns, ddof=1)) / math.sqrt(len(self.returns))
 
     @property
     def human_normalised(self) -> float | None:
-        """Mean return as a share of the way from random to human play, on the original task."""
+        """Mean return on a scale where a random policy has 0 and humans have 1; None if not comparable."""
         return human_normalised(self.mean) if self.comparable else None
 
     @property
     def choices(self) -> int:
-        """How many choices were made."""
+        """Number of choices made."""
         return self.right + self.wrong
 
     @property
     def accuracy(self) -> tuple[float, float, float] | None:
-        """Share of right choices, and Wilson's interval around it; None where no choice was made."""
+        """Share of right choices and the ends of its Wilson interval; None if no choice was made."""
         n = self.choices
         if n == 0:
             return None
@@ -56,7 +56,7 @@ class Evaluation:
         return share, middle - half, middle + half
 
     def as_dict(self) -> dict[str, object]:
-        """Give the figures, without single returns."""
+        """Return the summary, without the single returns, for JSON."""
         accuracy = self.accuracy
         return {
             "episodes": len(self.returns),
@@ -71,20 +71,24 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(task: Task, player: Player, episodes: int, seed: int = 0, comparable: bool = False) -> Evaluation:
-    """Play as many episodes in every lane as are needed; so quick episodes do not count more than long ones."""
+def evaluate(task: Task, policy: Policy, episodes: int, seed: int = 0, comparable: bool = False) -> Evaluation:
+    """Run a policy for at least `episodes` episodes.
+
+    Every environment runs the same number of episodes, so that short ones are not over-represented. Raises ValueError
+    for fewer than 2 episodes.
+    """
     if episodes < 2:
         raise ValueError(f"episodes={episodes}: expected at least 2, for an interval")
-    rounds = -(-episodes // task.lanes)
+    rounds = -(-episodes // task.n_envs)
     observation = task.reset(seed)
     device = observation.device
-    action = torch.zeros(task.lanes, dtype=torch.long, device=device)
-    reward, start = torch.zeros(task.lanes, device=device), torch.ones_like(action, dtype=torch.bool)
+    action = torch.zeros(task.n_envs, dtype=torch.long, device=device)
+    reward, start = torch.zeros(task.n_envs, device=device), torch.ones_like(action, dtype=torch.bool)
     returns, played = torch.zeros_like(reward), torch.zeros_like(action)
     ended: list[float] = []
     right = wrong = torch.zeros((), dtype=torch.long, device=device)
     while bool((counts := played < rounds).any()):
-        action = player.act(observation, action, reward, start)
+        action = policy.act(observation, action, reward, start)
         observation, reward, start, was_right, was_wrong = task.step(action)
         returns = returns + reward
         right, wrong = right + (was_right & counts).sum(), wrong + (was_wrong & counts).sum()

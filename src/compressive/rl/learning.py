@@ -1,6 +1,7 @@
-"""Learning: V-trace actor-critic on whole unrolls (Espeholt et al. 2018, section 4.2), and compression beside it."""
+"""Learning: V-trace actor-critic on whole rollouts (Espeholt et al. 2018, section 4.2), plus the compression loss."""
 
 from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -8,19 +9,36 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from compressive.config.agent import LearnConfig, RewardShape
-from compressive.rl.acting import Unroll
+from compressive.rl.acting import Rollout
 from compressive.rl.agent.agent import Agent
 from compressive.rl.vtrace import vtrace
 
-FIGURES = (
-    "loss", "policy_loss", "baseline_loss", "entropy", "compression_loss",
-    "ratio", "gradient_norm", "compressor_gradient_norm", "finite",
-)  # fmt: skip
-"""What an update gives to report, in this order; the last is whether all of it was finite."""
+Value = TypeVar("Value")
+
+
+class UpdateStats(NamedTuple, Generic[Value]):
+    """What an update reports: 0-d float32 tensors on the device, or floats once they are read back."""
+
+    loss: Value  # of policy, value and entropy together
+    policy_loss: Value
+    baseline_loss: Value
+    entropy: Value
+    compression_loss: Value
+    ratio: Value  # mean importance ratio, target over behaviour policy; 1 on policy
+    gradient_norm: Value  # before clipping, of all parameters but the compressors'
+    compressor_gradient_norm: Value
+    finite: Value  # 1 if losses and norms were finite; if 0, no weight was changed
+
+
+def mean_stats(updates: Sequence[UpdateStats[Tensor]]) -> UpdateStats[Tensor]:
+    """Average the statistics of several updates; `finite` is 1 only if all were finite."""
+    table = torch.stack([torch.stack(update) for update in updates])  # (updates, fields)
+    finite = torch.stack([update.finite for update in updates]).amin()
+    return UpdateStats(*table.mean(dim=0).unbind())._replace(finite=finite)
 
 
 def shaped(reward: Tensor, shape: RewardShape, scale: float) -> Tensor:
-    """Turn rewards into what is learnt from; `asymmetric` is IMPALA's optimistic squashing, as its code has it."""
+    """Return the rewards to learn from: scaled, or `asymmetric`, IMPALA's squashing as in its code."""
     if shape == "scaled":
         return reward * scale
     squashed = torch.tanh(reward / 5)
@@ -28,54 +46,63 @@ def shaped(reward: Tensor, shape: RewardShape, scale: float) -> Tensor:
 
 
 class Learner:
-    """Updates an agent."""
+    """The agent's losses and its optimiser."""
 
     def __init__(self, agent: Agent, options: LearnConfig, device: torch.device) -> None:
         self.agent, self.options = agent, options
         self.forward = torch.compile(agent, fullgraph=True) if options.compile else agent
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16")
         self.named = dict(agent.named_parameters())
-        self.groups = agent.task_parameters(), agent.compressor_parameters()  # they are clipped apart
+        self.groups = agent.task_parameters(), agent.compressor_parameters()  # clipped separately
         self.optimiser = _optimiser(list(self.named.values()), options)
 
-    def update(self, unroll: Unroll) -> Tensor:
-        """Learn from an unroll; returns FIGURES, on the device. An update that is not finite changes no weight."""
+    def update(self, rollout: Rollout) -> UpdateStats[Tensor]:
+        """Update the agent once from a rollout, without a device sync. A non-finite update changes no weight."""
         options = self.options
         with self.autocast:
-            out = self.forward(unroll.observation, unroll.action, unroll.reward, unroll.start, unroll.state)
+            out = self.forward(rollout.observation, rollout.action, rollout.reward, rollout.start, rollout.state)
         log_policy = F.log_softmax(out.logits, dim=-1)
-        taken = unroll.action[:, 1:, None]
+        taken = rollout.action[:, 1:, None]
         chosen = log_policy.gather(-1, taken).squeeze(-1)
-        behaviour = F.log_softmax(unroll.logits, dim=-1).gather(-1, taken).squeeze(-1)
+        behaviour = F.log_softmax(rollout.logits, dim=-1).gather(-1, taken).squeeze(-1)
         log_ratios = chosen.detach() - behaviour
 
-        rewards = shaped(unroll.reward[:, 1:], options.reward, options.reward_scale)
-        discounts = options.discount * (~unroll.start[:, 1:]).float()
+        rewards = shaped(rollout.reward[:, 1:], options.reward, options.reward_scale)
+        discounts = options.discount * (~rollout.start[:, 1:]).float()
         trace = vtrace(log_ratios, rewards, discounts, out.values.detach())
         policy_loss = -(trace.advantages * chosen).mean()
         baseline_loss = 0.5 * (trace.targets - out.values[:, :-1]).square().mean()
         entropy = -(log_policy.exp() * log_policy).sum(dim=-1).mean()
         loss = policy_loss + options.baseline_cost * baseline_loss - options.entropy_cost * entropy
-        (loss + out.compression_loss).backward()  # they share no parameter, so no constant weighs them
+        (loss + out.compression_loss).backward()  # no weighting: the two losses share no parameter
 
         norms = [_norm(group, loss) for group in self.groups]
         finite = (loss + out.compression_loss + norms[0] + norms[1]).isfinite()
         for group, norm in zip(self.groups, norms, strict=True):
             clip_grads_with_norm_(group, options.clip, norm)
         if options.optimiser == "adam":
-            self.optimiser.found_inf = (~finite).float()  # type: ignore[attr-defined]  # the fused kernel then does nothing
-        else:  # RMSProp without momentum stays where it is if the gradient is zero
+            self.optimiser.found_inf = (~finite).float()  # type: ignore[attr-defined]  # the fused kernel then skips the step
+        else:  # RMSProp without momentum: a zero gradient changes no weight
             for parameter in self.named.values():
                 if parameter.grad is not None:
                     parameter.grad = torch.where(finite, parameter.grad, 0)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        ratio = log_ratios.exp().mean()
-        figures = (loss, policy_loss, baseline_loss, entropy, out.compression_loss, ratio, *norms, finite.float())
-        return torch.stack([figure.detach().float() for figure in figures])
+        stats = UpdateStats(
+            loss=loss,
+            policy_loss=policy_loss,
+            baseline_loss=baseline_loss,
+            entropy=entropy,
+            compression_loss=out.compression_loss,
+            ratio=log_ratios.exp().mean(),
+            gradient_norm=norms[0],
+            compressor_gradient_norm=norms[1],
+            finite=finite,
+        )
+        return UpdateStats(*(value.detach().float() for value in stats))
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Weights and the optimiser's state, as the tensors that they are: to be saved, or to be read into."""
+        """Return the weights and the optimiser's state, not copied: to save them, or to load into them."""
         state = self.optimiser.state
         optimiser = {f"{name}.{key}": x for name, p in self.named.items() for key, x in state[p].items()}
         return {"model": {name: p.detach() for name, p in self.named.items()}, "optimiser": optimiser}
@@ -87,7 +114,7 @@ def _norm(parameters: Sequence[nn.Parameter], like: Tensor) -> Tensor:
 
 
 def _optimiser(parameters: list[nn.Parameter], options: LearnConfig) -> torch.optim.Optimizer:
-    """With its state there from the beginning, so that a checkpoint can be read into it."""
+    """Build the optimiser with its state allocated, so that a checkpoint can be loaded into it."""
     optimiser: torch.optim.Optimizer
     moments: tuple[str, ...]
     if options.optimiser == "adam":

@@ -1,4 +1,4 @@
-"""Training an agent: act for a window, learn from it, and so on.
+"""Training an agent: collect a rollout, update from it, repeat.
 
 compressive rl train rooms-fast --out runs/rooms-fast
 """
@@ -7,74 +7,69 @@ import contextlib
 import json
 import math
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from compressive.config.agent import AgentRun
 from compressive.distributed import World
-from compressive.rl.acting import OUTCOMES, Actor, Unroll
+from compressive.rl.acting import Actor, Outcomes, Rollout
 from compressive.rl.agent.agent import Agent
+from compressive.rl.env.build import build_task
 from compressive.rl.env.rooms import human_normalised
-from compressive.rl.env.task import build_task
-from compressive.rl.learning import FIGURES, Learner
+from compressive.rl.learning import Learner, UpdateStats, mean_stats
 from compressive.rl.run import AgentFolder
 from compressive.runs import checkpoint
 from compressive.runtime import Stopwatch, noted_signals, peak_gib, pick_device
-from compressive.training.loop import FINISHED, INTERRUPTED, PATIENCE, DivergedError, Late, shrug_off
+from compressive.training.loop import (
+    FINISHED,
+    INTERRUPTED,
+    PATIENCE,
+    AsyncReadback,
+    DivergedError,
+    tolerate_failed_checkpoint,
+)
 from compressive.training.recorder import Recorder, clock, show, warn
 
+Value = TypeVar("Value")
 
-class Source(Protocol):
-    """Where unrolls come from: an actor in this process, or many elsewhere."""
 
-    def unroll(self) -> Unroll:
-        """Give the next one, on the learner's device."""
+class RolloutSource(Protocol):
+    """Where rollouts come from: an actor in this process, or actors in other processes."""
+
+    def rollout(self) -> Rollout:
+        """Return the next rollout, on the learner's device."""
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """All that is needed to play on; nothing where that cannot be kept."""
+        """Return everything needed to continue, as the parts of a checkpoint; empty if it cannot be saved."""
 
     def load_state_dict(self, parts: dict[str, dict[str, Tensor]]) -> None:
-        """Play on from there."""
+        """Continue from a saved state."""
 
     def close(self) -> None:
-        """Let go of whoever plays elsewhere."""
+        """End the actors in other processes."""
 
 
 def train(run: AgentFolder) -> int:
-    """Train a run from its newest checkpoint, or from the beginning where it has none, to its last step."""
+    """Train a run to its last step, from its newest checkpoint if it has one. Returns the exit code.
+
+    Raises DivergedError if losses or gradients stay non-finite.
+    """
     config, options = run.config, run.config.train
     device = pick_device(options.device)
     if device.type == "cuda":
-        torch.backends.cudnn.benchmark = True  # pictures are always of one size
+        torch.backends.cudnn.benchmark = True  # image sizes never change
     torch.manual_seed(options.seed)
-    source: Source
-    if options.actors:
-        from compressive.rl.ray_actors import RemoteActors, task_shapes
-
-        shape, n_actions = task_shapes(config)
-        agent = Agent(config, shape, n_actions).to(device)
-        source = RemoteActors(config, agent, device)
-    else:
-        task = build_task(config.task, options.seed, device, options.compile)
-        agent = Agent(config, task.observation_shape, task.n_actions).to(device)
-        source = Actor(task, agent, options, device, options.seed + 1)
+    agent, source = build_source(config, device)
     learner = Learner(agent, options, device)
+    step, seconds = resume(run, learner, source)
 
-    step, seconds = 0, 0.0
-    if (saved := checkpoint.latest(run.checkpoints)) is not None:
-        step, seconds = saved.state["step"], saved.state["seconds"]
-        kept = {} if options.actors or saved.state["actors"] else source.state_dict()
-        # What is empty may be one tensor under many names: each needs its own to be read into.
-        kept = {part: {name: tensor.clone() for name, tensor in tensors.items()} for part, tensors in kept.items()}
-        saved.fill(_not_empty(learner.state_dict() | kept))
-        if kept:
-            source.load_state_dict(kept)
-
-    per_unroll = config.lanes_per_source * config.memory.window
-    parts_of = torch.arange(config.lanes_per_source, device=device).split(config.batch)
-    late, tally, stopping, out_of_time = Late(device), Tally(device, step, config.task.comparable), False, False
+    steps_per_rollout = config.envs_per_rollout * config.memory.window
+    minibatches = torch.arange(config.envs_per_rollout, device=device).split(config.batch)
+    readback, stats = AsyncReadback(device), TrainingStats(device, step, config.task.comparable)
+    stopping = out_of_time = False
     with (
         contextlib.closing(source),
         EpisodeRecorder(run.folder, config, step, seconds) as recorder,
@@ -82,99 +77,152 @@ def train(run: AgentFolder) -> int:
         noted_signals() as signals,
     ):
         where = f"from step {step}" if step else f"{sum(p.numel() for p in agent.parameters()) / 1e6:.2f} M parameters"
-        apart = f", {options.actors} actors apart" if options.actors else ""
+        actors = f", {options.actors} Ray actors" if options.actors else ""
         recorder.say(
-            f"training {run.folder} on {config.task.name}, {config.task.lanes} lanes, core {config.agent.core}, "
-            f"{device}{apart}, {options.precision}, {where}"
+            f"training {run.folder} on {config.task.name}, {config.task.envs} environments, core {config.agent.core}, "
+            f"{device}{actors}, {options.precision}, {where}"
         )
-        unrolls = step // per_unroll
+        rollouts = step // steps_per_rollout
         while step < options.steps and not stopping and not out_of_time:
-            unroll = source.unroll()
-            figures = torch.stack([learner.update(unroll.select(lanes)) for lanes in parts_of])
-            step, unrolls = step + per_unroll, unrolls + 1
-            figures = torch.cat([figures[:, :-1].mean(dim=0), figures[:, -1:].amin(dim=0)])  # finite if all are
-            tally.add(step, late.exchange(torch.cat([figures, unroll.outcomes])))
+            rollout = source.rollout()
+            updates = [learner.update(rollout.select(envs)) for envs in minibatches]
+            report = RolloutReport(mean_stats(updates), rollout.outcomes)
+            step, rollouts = step + steps_per_rollout, rollouts + 1
+            stats.add(step, readback.exchange(report.pack()))
 
             last = step >= options.steps
             stopping = bool(signals)
             out_of_time = 0 < options.minutes * 60 <= recorder.seconds
-            if unrolls % options.log_every == 0 or last or stopping or out_of_time:
-                tally.add(step, late.flush())
-                recorder.train(step, tally.take(step))
-            if unrolls % options.checkpoint_every == 0 or last or stopping or out_of_time:
-                with tally.paused():
-                    with shrug_off(recorder):
+            if rollouts % options.log_every == 0 or last or stopping or out_of_time:
+                stats.add(step, readback.flush())
+                recorder.train(step, stats.summary(step))
+            if rollouts % options.checkpoint_every == 0 or last or stopping or out_of_time:
+                with stats.paused():
+                    with tolerate_failed_checkpoint(recorder):
                         saver.wait()
                     state = {"step": step, "seconds": recorder.seconds, "actors": options.actors}
                     saver.save(step, _not_empty(learner.state_dict() | source.state_dict()), state)
-        saver.wait()  # the last one is the one that must not fail
+        saver.wait()  # a failure of the last checkpoint is an error
         if stopping:
             recorder.say(f"saved step {step} after {signals[0].name}; continue with --resume")
             return INTERRUPTED
-        why = "steps" if step >= options.steps else f"steps, as train.minutes={options.minutes:g} are over,"
+        why = "steps" if step >= options.steps else f"steps (train.minutes={options.minutes:g} is over)"
         recorder.say(
             f"done: {step} {why} in {clock(recorder.seconds)}; evaluate with: compressive rl evaluate {run.folder}"
         )
     return FINISHED
 
 
-class Tally(Stopwatch):
-    """Sums up what updates report, watches for divergence, measures speed."""
+def build_source(config: AgentRun, device: torch.device) -> tuple[Agent, RolloutSource]:
+    """Build the agent and what collects its rollouts: Ray actors if `train.actors` is set, else one actor here."""
+    options = config.train
+    if options.actors:
+        from compressive.rl.ray_actors import RemoteActors, task_shapes
+
+        agent = Agent(config, *task_shapes(config)).to(device)
+        return agent, RemoteActors(config, agent, device)
+    task = build_task(config.task, options.seed, device, options.compile)
+    agent = Agent(config, task.observation_shape, task.n_actions).to(device)
+    return agent, Actor(task, agent, options, device, options.seed + 1)
+
+
+def resume(run: AgentFolder, learner: Learner, source: RolloutSource) -> tuple[int, float]:
+    """Load the newest checkpoint, if there is one; return its step and the seconds trained so far.
+
+    Environments and memory continue only if both the saved run and this one act in their own process.
+    """
+    saved = checkpoint.latest(run.checkpoints)
+    if saved is None:
+        return 0, 0.0
+    continues = not run.config.train.actors and not saved.state["actors"]
+    # Empty tensors may be one tensor under several names; loading needs a separate tensor for each name.
+    parts = {
+        part: {name: tensor.clone() for name, tensor in tensors.items()}
+        for part, tensors in (source.state_dict() if continues else {}).items()
+    }
+    saved.fill(_not_empty(learner.state_dict() | parts))
+    if parts:
+        source.load_state_dict(parts)
+    return saved.state["step"], saved.state["seconds"]
+
+
+class RolloutReport(NamedTuple, Generic[Value]):
+    """What a rollout and its updates report: 0-d tensors on the device, or floats once they are read back."""
+
+    update: UpdateStats[Value]
+    outcomes: Outcomes[Value]
+
+    def pack(self: "RolloutReport[Tensor]") -> Tensor:
+        """Return all values as one vector, for one copy from the device."""
+        return torch.stack([*self.update, *self.outcomes])
+
+    @staticmethod
+    def unpack(values: list[float]) -> "RolloutReport[float]":
+        """Return the report whose values `pack` put into a vector."""
+        count = len(UpdateStats._fields)
+        return RolloutReport(UpdateStats(*values[:count]), Outcomes(*values[count:]))
+
+
+class TrainingStats(Stopwatch):
+    """Collects the reports since the last log line, detects divergence and measures speed."""
 
     def __init__(self, device: torch.device, step: int, comparable: bool) -> None:
         super().__init__(device)
         self.step, self.comparable = step, comparable
-        self.rows: list[list[float]] = []
+        self.reports: list[RolloutReport[float]] = []
         self.in_a_row = 0
 
-    def add(self, step: int, row: list[float] | None) -> None:
-        """Take the numbers of one update, if there are any."""
-        if row is None:
+    def add(self, step: int, values: list[float] | None) -> None:
+        """Add a packed report; None is ignored.
+
+        Raises DivergedError if PATIENCE reports in a row are not finite.
+        """
+        if values is None:
             return
-        self.rows.append(row)
-        self.in_a_row = 0 if row[FIGURES.index("finite")] else self.in_a_row + 1
+        report = RolloutReport.unpack(values)
+        self.reports.append(report)
+        self.in_a_row = 0 if report.update.finite else self.in_a_row + 1
         if self.in_a_row:
-            warn(
-                f"loss {row[0]:.3g}, gradient norm {row[FIGURES.index('gradient_norm')]:.3g} about step {step}: skipped"
-            )
+            loss, norm = report.update.loss, report.update.gradient_norm
+            warn(f"loss {loss:.3g}, gradient norm {norm:.3g} about step {step}: update skipped")
         if self.in_a_row >= PATIENCE:
             raise DivergedError(
                 f"no finite loss or gradient for {PATIENCE} updates in a row, about step {step}; the last checkpoint "
                 "is good: lower train.learning-rate or train.clip, or try train.precision fp32"
             )
 
-    def take(self, step: int) -> dict[str, float | None]:
-        """Give averages and counts since the last time."""
-        rows, self.rows = np.array(self.rows or [[math.nan] * (len(FIGURES) + len(OUTCOMES))]), []
+    def summary(self, step: int) -> dict[str, float | None]:
+        """Return means of the updates, scores of the episodes and the speed since the last call."""
+        reports, self.reports = self.reports, []
         speed, self.step = (step - self.step) / self.lap(), step
-        means = dict(zip(FIGURES, rows[:, : len(FIGURES)].mean(axis=0), strict=True))
-        sums = dict(zip(OUTCOMES, rows[:, len(FIGURES) :].sum(axis=0), strict=True))
+        means = UpdateStats(*np.mean([report.update for report in reports], axis=0))
+        outcomes = Outcomes(*np.sum([report.outcomes for report in reports], axis=0))
         return {
-            **{name: _number(value) for name, value in means.items()},
-            **scores(sums, self.comparable),
+            **{name: _number(value) for name, value in means._asdict().items()},
+            **scores(outcomes, self.comparable),
             "steps_per_second": speed,
             "peak_gib": peak_gib(self.device),
         }
 
 
-def scores(outcomes: dict[str, float], comparable: bool) -> dict[str, float | None]:
-    """Turn sums over play, see OUTCOMES, into what people read; `comparable` with people on the original task."""
-    episodes, choices = outcomes["episodes"], outcomes["right"] + outcomes["wrong"]
-    mean = outcomes["return"] / episodes if episodes > 0 else None
+def scores(outcomes: Outcomes[float], comparable: bool) -> dict[str, float | None]:
+    """Return the mean return, choice accuracy and, if the task is `comparable`, the human-normalised score."""
+    choices = outcomes.right + outcomes.wrong
+    mean = outcomes.returns / outcomes.episodes if outcomes.episodes > 0 else None
     return {
         "return": mean,
         "human_normalised": human_normalised(mean) if comparable and mean is not None else None,
-        "choice_accuracy": outcomes["right"] / choices if choices > 0 else None,
-        "episodes": episodes,
+        "choice_accuracy": outcomes.right / choices if choices > 0 else None,
+        "episodes": outcomes.episodes,
         "choices": choices,
     }
 
 
 class EpisodeRecorder(Recorder):
-    """Shows what matters about an agent."""
+    """A Recorder whose log lines show the figures of an agent."""
 
     def train(self, step: int, values: dict[str, float | None]) -> None:
-        """Record a stretch of training that ends with this step."""
+        """Record the rollouts since the last log line, up to this step."""
         self._write("train", step, values)
         self._line(
             step,
@@ -187,14 +235,14 @@ class EpisodeRecorder(Recorder):
         )
 
 
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics.jsonl, oldest first."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
 def _not_empty(parts: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
     return {name: part for name, part in parts.items() if part}
 
 
 def _number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def curve(folder: Path) -> list[dict[str, Any]]:
-    """Read what a run has recorded so far."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]

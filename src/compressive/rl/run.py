@@ -1,4 +1,4 @@
-"""An agent's run on disk, as text has it: config.json, environment.jsonl, metrics.jsonl, checkpoints/."""
+"""The folder of an agent's run, laid out as for text: config.json, environment.jsonl, metrics.jsonl, checkpoints/."""
 
 from pathlib import Path
 from typing import Self
@@ -13,18 +13,21 @@ from compressive.runs.run import Folder, read_config
 
 
 class AgentFolder(Folder[AgentRun]):
-    """A run's folder with its configuration."""
+    """The folder of an agent's run, with its configuration."""
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open an existing run."""
+        """Open an existing run. Raises FileNotFoundError if there is none, ValueError if it is no agent's run."""
         tables = read_config(folder, "compressive rl train")
         if "task" not in tables:
-            raise ValueError(f"{folder} is no agent's run, but one on text; train one: compressive rl train PRESET")
+            raise ValueError(f"{folder} is no agent's run, but a text run; train an agent: compressive rl train PRESET")
         return cls(folder, AgentRun.from_tables(tables))
 
     def agent(self, task: Task, device: torch.device) -> tuple[Agent, int]:
-        """Build the agent for a task with the newest weights; also say of which step they are."""
+        """Build the agent for a task and load its newest weights; return it with their step.
+
+        Raises CheckpointError if there is no complete checkpoint.
+        """
         found = checkpoint.latest(self.checkpoints)
         if found is None:
             raise checkpoint.CheckpointError(f"{self.folder} holds no whole checkpoint; train it with --resume first")

@@ -1,4 +1,4 @@
-"""An episode to look at: what the player sees, and where it is, seen from above."""
+"""Video of an episode: the agent's observation, and a map of the rooms beside it."""
 
 import math
 from pathlib import Path
@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from compressive.rl.env import map as layout
-from compressive.rl.env.objects import pictures
+from compressive.rl.env.objects import images
 from compressive.rl.env.rooms import ACTIONS, CORRIDOR, FIRST, SECOND, Rooms
 from compressive.rl.env.task import Task
-from compressive.rl.policies import Player
+from compressive.rl.policies import Policy
 
 MILLISECONDS = 67
-"""A step's, at 15 steps a second."""
+"""Duration of a frame, at 15 steps per second."""
 _HEIGHT, _MARGIN, _CAPTION = 288, 12, 22
 _INK, _PAPER, _FLOOR, _PAD = (51, 57, 63), (255, 255, 255), (246, 226, 205), (120, 200, 140)
 _ROOMS = (layout.FIRST_ROOM, layout.VESTIBULE, layout.HALL)
@@ -24,12 +24,13 @@ Frame = NDArray[np.uint8]
 
 
 @torch.no_grad()
-def watch(task: Task, player: Player, seed: int = 0) -> tuple[list[Frame], float]:
-    """Play one episode in the task's one lane; give its frames, and its return."""
+def watch(task: Task, policy: Policy, seed: int = 0) -> tuple[list[Frame], float]:
+    """Run one episode in a task of one environment; return its frames, (H, W, 3) uint8 each, and its return.
+
+    Raises ValueError if the observations are not images, or if Pillow is missing.
+    """
     if len(task.observation_shape) != 3:
-        raise ValueError(
-            f"observations of shape {task.observation_shape}: expected pictures, as only those can be watched"
-        )
+        raise ValueError(f"observations of shape {task.observation_shape}: expected images; only those can be watched")
     observation, total = task.reset(seed), 0.0
     action, reward = (
         torch.zeros(1, dtype=torch.long, device=observation.device),
@@ -37,7 +38,7 @@ def watch(task: Task, player: Player, seed: int = 0) -> tuple[list[Frame], float
     )
     start, frames = torch.ones_like(action, dtype=torch.bool), []
     for number in range(1_000_000):
-        action = player.act(observation, action, reward, start)
+        action = policy.act(observation, action, reward, start)
         name = ACTIONS[int(action)] if isinstance(task, Rooms) else str(int(action))
         frames.append(_frame(task, observation[0].cpu().numpy(), f"step {number}   {name}   return {total:g}"))
         observation, reward, start, *_ = task.step(action)
@@ -48,7 +49,7 @@ def watch(task: Task, player: Player, seed: int = 0) -> tuple[list[Frame], float
 
 
 def write(frames: list[Frame], out: Path) -> None:
-    """Write a GIF or, where the name does not end in .gif, a folder of PNGs."""
+    """Write a GIF or, if the name does not end in .gif, a folder of PNG files."""
     images = [_pillow().fromarray(frame) for frame in frames]
     if out.suffix.lower() == ".gif":
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -59,13 +60,13 @@ def write(frames: list[Frame], out: Path) -> None:
         image.save(out / f"{number:04d}.png")
 
 
-def _frame(task: Task, seen: Frame, caption: str) -> Frame:
-    """The view, enlarged, with the map beside it and a line below."""
+def _frame(task: Task, observation: Frame, caption: str) -> Frame:
+    """Return the enlarged observation with the map beside it and a caption below."""
     from PIL import ImageDraw
 
     image = _pillow()
-    scale = max(1, _HEIGHT // seen.shape[0])
-    view = np.repeat(np.repeat(seen, scale, axis=0), scale, axis=1)
+    scale = max(1, _HEIGHT // observation.shape[0])
+    view = np.repeat(np.repeat(observation, scale, axis=0), scale, axis=1)
     view = np.broadcast_to(view, (*view.shape[:2], 3))
     chart = _chart(task, view.shape[0]) if isinstance(task, Rooms) else view[:, :0]
     sheet = image.fromarray(np.concatenate([view, chart], axis=1))
@@ -76,7 +77,7 @@ def _frame(task: Task, seen: Frame, caption: str) -> Frame:
 
 
 def _chart(task: Rooms, height: int) -> Frame:
-    """The rooms from above, with the objects that are there now and the player's field of view."""
+    """Render the map of the rooms with the current objects and the avatar's field of view."""
     from PIL import ImageDraw
 
     image, state = _pillow(), task.state
@@ -106,19 +107,19 @@ def _chart(task: Rooms, height: int) -> Frame:
         sides = (match, other) if state.match_left else (other, match)
         shown = list(zip(sides, layout.CHOICES, strict=True))
     for kind, place in shown:
-        picture = (pictures()[kind] * 255).to(torch.uint8).numpy()
-        stamp = image.fromarray(picture[..., :3])
-        mask = image.fromarray(picture[..., 3])
+        pixels = (images()[kind] * 255).to(torch.uint8).numpy()
+        stamp = image.fromarray(pixels[..., :3])
+        mask = image.fromarray(pixels[..., 3])
         x, y = at(*place)
         page.paste(stamp, (round(x) - stamp.width // 2, round(y) - stamp.height // 2), mask)
     if room == CORRIDOR:
-        pen.text(at(140, 110), f"corridor, {int(state.waiting)} steps to go", fill=_INK)
+        pen.text(at(140, 110), f"corridor, {int(state.waiting)} steps left", fill=_INK)
         return np.array(page)
     x, y, angle = float(state.x), float(state.y), float(state.angle)
     eye = at(x, y)
     for side in (-math.pi / 4, math.pi / 4):
         pen.line([eye, at(x + 70 * math.cos(angle + side), y + 70 * math.sin(angle + side))], fill=_INK)
-    radius = layout.PLAYER * scale
+    radius = layout.AVATAR * scale
     pen.ellipse([eye[0] - radius, eye[1] - radius, eye[0] + radius, eye[1] + radius], fill=(200, 85, 61), outline=_INK)
     return np.array(page)
 
@@ -127,5 +128,5 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ValueError(f"pictures need Pillow: pip install 'compressive[rl]' ({error})") from None
+        raise ValueError(f"video needs Pillow: pip install 'compressive[rl]' ({error})") from None
     return Image

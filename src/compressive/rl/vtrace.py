@@ -1,4 +1,4 @@
-"""V-trace: values and advantages from actions that an older policy took (Espeholt et al. 2018, section 4.1)."""
+"""V-trace: value targets and advantages from actions of an older policy (Espeholt et al. 2018, section 4.1)."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class VTrace(NamedTuple):
-    """What the value and the policy are to learn, (B, T) each, without a gradient."""
+    """Targets of the value and advantages of the policy, (B, T) each, without gradients."""
 
     targets: Tensor  # v_s, equation 1
     advantages: Tensor  # rho_s (r_s + gamma v_{s+1} - V(x_s)), section 4.2
@@ -17,10 +17,11 @@ class VTrace(NamedTuple):
 def vtrace(
     log_ratios: Tensor, rewards: Tensor, discounts: Tensor, values: Tensor, rho_bar: float = 1.0, c_bar: float = 1.0
 ) -> VTrace:
-    """Compute V-trace over unrolls, (B, T) each.
+    """Compute V-trace over rollouts of T steps in B environments.
 
-    log_ratios, of the actions' probabilities, target over behaviour policy; discounts, gamma, or 0 where an episode
-    ended with the step; values (B, T + 1), the last being that of the state after the unroll.
+    log_ratios (B, T): log of the actions' probability under the target policy over that under the behaviour policy.
+    rewards (B, T). discounts (B, T): gamma, or 0 where the step ended an episode. values (B, T + 1): the last one is
+    that of the state after the rollout.
     """
     ratios = log_ratios.exp()
     rho, c = ratios.clamp(max=rho_bar), ratios.clamp(max=c_bar)

@@ -10,8 +10,8 @@ from gymnasium.utils.env_checker import check_env
 from rl_helpers import CPU
 
 from compressive.config.agent import TaskConfig
+from compressive.rl.env.build import build_task
 from compressive.rl.env.dmlab import ACTIONS, FIELDS, LabEnv
-from compressive.rl.env.task import build_task
 
 LEVEL = "contributed/dmlab30/rooms_select_nonmatching_object"
 
@@ -69,12 +69,12 @@ def lab(monkeypatch):
     monkeypatch.setitem(sys.modules, "deepmind_lab", module)
 
 
-def test_gymnasium_s_checker_is_content(lab):
+def test_gymnasium_s_checker_passes(lab):
     check_env(LabEnv(LEVEL, 16, 12), skip_render_check=True)
 
 
-def test_lanes_of_lab_are_played_like_any_task(lab):
-    task = build_task(TaskConfig(f"lab:{LEVEL}", lanes=2), 0, CPU)
+def test_lab_is_a_task_like_any_other(lab):
+    task = build_task(TaskConfig(f"lab:{LEVEL}", envs=2), 0, CPU)
     assert task.observation_shape == (72, 96, 3)
     assert task.n_actions == 9
     assert task.reset().shape == (2, 72, 96, 3)
@@ -102,6 +102,6 @@ def test_actions_are_impala_s(lab):
     assert len(ACTIONS) == 9
 
 
-def test_where_it_is_not_installed_the_way_out_is_named():
-    with pytest.raises(ValueError, match=r"deepmind_lab is not installed .* or take the task rooms"):
+def test_if_it_is_not_installed_the_error_says_what_to_do():
+    with pytest.raises(ValueError, match=r"deepmind_lab is not installed .* or use the task rooms"):
         LabEnv(LEVEL)

@@ -1,36 +1,36 @@
-"""Random numbers from keys and counts: uniform, independent of their batch, always the same."""
+"""Random numbers from keys and counters: uniform, independent of their batch, always the same."""
 
 import torch
 
-from compressive.rl.env import prng as dice
+from compressive.rl.env import prng
 
 
 def test_they_are_uniform():
-    key = dice.keys(0, 1000)
-    drawn = dice.below(key[:, None], torch.arange(200), 36)
-    counts = drawn.flatten().bincount(minlength=36).double()
-    expected = drawn.numel() / 36
+    key = prng.keys(0, 1000)
+    sampled = prng.randint(key[:, None], torch.arange(200), 36)
+    counts = sampled.flatten().bincount(minlength=36).double()
+    expected = sampled.numel() / 36
     assert ((counts - expected).square() / expected).sum() < 66.6  # chi-square, 35 degrees of freedom, 0.1 %
-    u = dice.uniform(key[:, None], torch.arange(200))
+    u = prng.uniform(key[:, None], torch.arange(200))
     assert u.min() > 0
     assert u.max() < 1
     assert abs(u.mean() - 0.5) < 0.003
 
 
-def test_neighbours_have_nothing_to_do_with_each_other():
-    u = dice.uniform(dice.keys(3, 2000)[:, None], torch.arange(50)).double()
+def test_neighbours_are_uncorrelated():
+    u = prng.uniform(prng.keys(3, 2000)[:, None], torch.arange(50)).double()
     for a, b in ((u[:-1], u[1:]), (u[:, :-1], u[:, 1:])):
         both = torch.stack([a.flatten(), b.flatten()])
         assert abs(torch.corrcoef(both)[0, 1]) < 0.015
-    assert abs(torch.corrcoef(torch.stack([dice.uniform(dice.keys(s, 5000), 0) for s in (0, 1)]))[0, 1]) < 0.06
+    assert abs(torch.corrcoef(torch.stack([prng.uniform(prng.keys(s, 5000), 0) for s in (0, 1)]))[0, 1]) < 0.06
 
 
-def test_a_lane_s_numbers_do_not_depend_on_the_batch():
-    assert torch.equal(dice.keys(5, 3), dice.keys(5, 8)[:3])
-    assert len(dice.keys(5, 1000).unique()) == 1000
-    assert not torch.equal(dice.keys(5, 8), dice.keys(6, 8))
+def test_numbers_of_an_environment_do_not_depend_on_the_batch():
+    assert torch.equal(prng.keys(5, 3), prng.keys(5, 8)[:3])
+    assert len(prng.keys(5, 1000).unique()) == 1000
+    assert not torch.equal(prng.keys(5, 8), prng.keys(6, 8))
 
 
-def test_they_are_the_same_for_ever():
-    """A saved run goes on with the numbers that it would have had."""
-    assert dice.bits(dice.keys(0, 2), 7).tolist() == [71515014, 3786843741]
+def test_they_never_change():
+    """A resumed run continues with the same numbers."""
+    assert prng.bits(prng.keys(0, 2), 7).tolist() == [71515014, 3786843741]

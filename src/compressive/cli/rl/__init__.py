@@ -1,1 +1,1 @@
-"""The commands around the agent, one module each."""
+"""The commands `compressive rl ...`, one module each."""

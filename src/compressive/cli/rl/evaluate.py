@@ -1,4 +1,4 @@
-"""How well an agent plays, or chance, or an oracle that sees everything.
+"""Evaluate an agent, the random policy, or an oracle that reads the environment's state.
 
 compressive rl evaluate runs/rooms --episodes 512
 compressive rl evaluate random --episodes 4096
@@ -6,64 +6,64 @@ compressive rl evaluate random --episodes 4096
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from compressive.cli import run
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Let a player play whole episodes."""
+    """Run a policy for whole episodes."""
 
-    player: Positional[str]
-    """Folder of a run; or random, or oracle."""
+    policy: Annotated[Positional[str], arg(metavar="RUN|random|oracle")]
+    """Folder of a run, or random, or oracle."""
     of: Path | None = None
-    """Folder of the run whose task random and oracle are to play; the full rooms if not given."""
+    """Folder of the run whose task random and oracle act in; the full rooms if not given."""
     episodes: int = 512
-    """How many episodes, at least."""
-    lanes: int = 64
-    """How many are played side by side."""
+    """Number of episodes, rounded up to a multiple of envs."""
+    envs: int = 64
+    """Number of environments that are stepped in parallel."""
     greedy: bool = False
-    """Take the likeliest action in place of drawing one."""
+    """Take the most likely action instead of sampling."""
     delays: tuple[int, ...] | None = None
-    """Steps in the corridor, if not those that the run was trained with."""
+    """Steps in the corridor; those of the run's training if not given."""
     seed: int = 1_000_000
-    """Of the task and of what is drawn; far from those of training."""
+    """Seed of the environments and of sampled actions; the default is far from training seeds."""
     device: str = "auto"
-    """Where to run: auto takes a GPU if there is one."""
+    """Device: auto uses a GPU if there is one."""
     json: bool = False
-    """Print JSON in place of a table."""
+    """Print JSON instead of a table."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Parse the words and play."""
-    return run(
-        evaluate, Evaluate, arguments, prog, "Play whole episodes: returns, human-normalised score, right choices."
-    )
+    """Parse the arguments and evaluate."""
+    description = "Run a policy for whole episodes: returns, human-normalised score, choice accuracy."
+    return run(evaluate, Evaluate, arguments, prog, description, renamed={"--lanes": "--envs"})
 
 
 def evaluate(options: Evaluate) -> int:
-    """Play and print."""
+    """Evaluate and print."""
     import json
 
     from compressive.rl.evaluate import evaluate
-    from compressive.rl.open import open_player
+    from compressive.rl.policies import load_policy
     from compressive.runtime import pick_device
 
     device = pick_device(options.device)
-    task, player, about, comparable = open_player(
-        options.player, options.lanes, options.seed, device, options.greedy, options.delays, of=options.of
+    loaded = load_policy(
+        options.policy, options.envs, options.seed, device, options.greedy, options.delays, of=options.of
     )
-    found = evaluate(task, player, options.episodes, options.seed, comparable)
+    found = evaluate(loaded.task, loaded.policy, options.episodes, options.seed, loaded.comparable)
     if options.json:
-        print(json.dumps({"player": about} | found.as_dict(), indent=1))
+        print(json.dumps({"player": loaded.description} | found.as_dict(), indent=1))
         return 0
     from compressive.rl.env.rooms import HUMAN, RANDOM
 
-    print(f"{about}: {len(found.returns)} episodes")
-    beside = f"   (published: human {HUMAN}, random {RANDOM})" if comparable else ""
-    print(f"  return            {found.mean:.3f} ± {found.margin:.3f}{beside}")
+    print(f"{loaded.description}: {len(found.returns)} episodes")
+    published = f"   (published: human {HUMAN}, random {RANDOM})" if loaded.comparable else ""
+    print(f"  return            {found.mean:.3f} ± {found.margin:.3f}{published}")
     if found.human_normalised is not None:
         print(f"  human-normalised  {found.human_normalised:.1%}")
     if found.accuracy is not None:

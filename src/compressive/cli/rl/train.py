@@ -8,9 +8,9 @@ from compressive.config import preset_names
 from compressive.config.agent import AgentRun
 
 SHOWN = "rooms"
-"""The preset whose values help shows where none is named."""
+"""The preset whose values `--help` shows if none is named."""
 FIXED = ("model", "task", "agent", "train.seed", "train.optimiser")
-"""What a run cannot change when it is resumed."""
+"""Fields that must not change when a run is resumed."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Train(AgentRun):
     out: Path = Path("runs/PRESET")
     """Folder of the run: configuration, metrics, checkpoints."""
     resume: bool = False
-    """Continue from the newest whole checkpoint in `out`; begins anew where there is none."""
+    """Continue from the newest complete checkpoint in `out`; start from scratch if there is none."""
 
 
 def main(arguments: list[str], prog: str) -> int:
@@ -37,7 +37,7 @@ def _train(preset: str, arguments: list[str], prog: str) -> int:
         default=Train(default.model, default.task, default.agent, default.train, Path("runs") / preset, False),
         args=with_new_flags(arguments),
         prog=f"{prog} PRESET" if preset == SHOWN else f"{prog} {preset}",
-        description=f"Train an agent. Presets: {', '.join(preset_names('task'))}. Defaults shown: those of {preset}.",
+        description=f"Train an agent. Presets: {', '.join(preset_names('task'))}. Defaults are those of {preset}.",
     )
     config = AgentRun(options.model, options.task, options.agent, options.train)
 

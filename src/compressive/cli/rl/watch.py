@@ -1,53 +1,54 @@
-"""One episode to look at: the player's view with the map beside it.
+"""Run one episode and write a video: the agent's observations with a map beside them.
 
 compressive rl watch runs/rooms --out episode.gif
-compressive rl watch oracle --out pictures
+compressive rl watch oracle --out frames
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from compressive.cli import run
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Play one episode and write it."""
+    """Run one episode and write a video."""
 
-    player: Positional[str]
-    """Folder of a run; or random, or oracle."""
+    policy: Annotated[Positional[str], arg(metavar="RUN|random|oracle")]
+    """Folder of a run, or random, or oracle."""
     of: Path | None = None
-    """Folder of the run whose task random and oracle are to play; the full rooms if not given."""
+    """Folder of the run whose task random and oracle act in; the full rooms if not given."""
     out: Path = Path("episode.gif")
-    """A GIF or, where the name does not end in .gif, a folder for PNGs."""
+    """A GIF or, if the name does not end in .gif, a folder for PNG files."""
     greedy: bool = False
-    """Take the likeliest action in place of drawing one."""
+    """Take the most likely action instead of sampling."""
     delays: tuple[int, ...] | None = None
-    """Steps in the corridor, if not those that the run was trained with."""
+    """Steps in the corridor; those of the run's training if not given."""
     seed: int = 0
-    """Of the task and of what is drawn: another seed, another episode."""
+    """Seed of the environment and of sampled actions; other seeds give other episodes."""
     device: str = "auto"
-    """Where to run: auto takes a GPU if there is one."""
+    """Device: auto uses a GPU if there is one."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Parse the words and play."""
-    return run(watch, Watch, arguments, prog, "Play one episode and write it as a GIF or as a folder of PNGs.")
+    """Parse the arguments and run the episode."""
+    return run(watch, Watch, arguments, prog, "Run one episode and write it as a GIF or as a folder of PNG files.")
 
 
 def watch(options: Watch) -> int:
-    """Play, write, and say where."""
-    from compressive.rl.open import open_player
+    """Run the episode, write the video and print its path."""
+    from compressive.rl.policies import load_policy
     from compressive.rl.video import watch, write
     from compressive.runtime import pick_device
 
     device = pick_device(options.device)
-    task, player, about, _ = open_player(
-        options.player, 1, options.seed, device, options.greedy, options.delays, shown=True, of=options.of
+    loaded = load_policy(
+        options.policy, 1, options.seed, device, options.greedy, options.delays, full_size=True, of=options.of
     )
-    frames, total = watch(task, player, options.seed)
+    frames, total = watch(loaded.task, loaded.policy, options.seed)
     write(frames, options.out)
-    print(f"{about}: {len(frames)} steps, return {total:g}, written to {options.out}")
+    print(f"{loaded.description}: {len(frames)} steps, return {total:g}, written to {options.out}")
     return 0

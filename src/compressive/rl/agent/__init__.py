@@ -1,1 +1,1 @@
-"""The agent's network: encoder, memory core, policy and value."""
+"""The agent's network: encoder, memory core, policy head and value head."""

@@ -1,6 +1,6 @@
-"""The agent's network: what it sees, its last reward and action, a memory, a policy and a value.
+"""The agent's network: an encoder, the last reward and action, a memory core, a policy and a value head.
 
-B  lanes    T  steps of an unroll, the model's window    A  actions
+B  environments    T  steps of a rollout, the model's window    A  actions
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,19 @@ from compressive.config.agent import AgentRun
 from compressive.model.records import TensorRecord
 from compressive.rl.agent.cores import CORES
 from compressive.rl.agent.networks import build_encoder
+from compressive.rl.env import prng
 
 
 class AgentOutput(NamedTuple):
-    """What an unroll gives to learn from."""
+    """What the learner needs of a rollout."""
 
     logits: Tensor  # (B, T, A), float32
-    values: Tensor  # (B, T + 1), float32; the last, of what comes after the unroll, without a gradient
+    values: Tensor  # (B, T + 1), float32; the last, of the observation after the rollout, has no gradient
     compression_loss: Tensor  # ()
 
 
 class Agent(nn.Module):
-    """IMPALA's agent (Espeholt et al. 2018), its LSTM replaced by the core that the configuration names."""
+    """IMPALA's agent (Espeholt et al. 2018); the core that the configuration names replaces its LSTM."""
 
     def __init__(self, config: AgentRun, observation_shape: Sequence[int], n_actions: int) -> None:
         super().__init__()
@@ -34,44 +35,45 @@ class Agent(nn.Module):
         self.encoder = build_encoder(observation_shape, options.channels, options.blocks, options.features)
         self.core = CORES[options.core](options.features + 1 + n_actions, config.memory)
         self.policy, self.value = nn.Linear(width, n_actions), nn.Linear(width, 1)
-        nn.init.normal_(self.policy.weight, std=0.01)  # all actions about as likely to begin with
+        nn.init.normal_(self.policy.weight, std=0.01)  # the initial policy is close to uniform
         nn.init.zeros_(self.policy.bias)
 
     def task_parameters(self) -> list[nn.Parameter]:
-        """Return what rewards train."""
+        """Return the parameters that the policy, value and entropy losses train."""
         return [parameter for name, parameter in self.named_parameters() if "compress" not in name]
 
     def compressor_parameters(self) -> list[nn.Parameter]:
-        """Return what the compression loss trains."""
+        """Return the parameters that the compression loss trains."""
         return [parameter for name, parameter in self.named_parameters() if "compress" in name]
 
     def inputs(self, observation: Tensor, action: Tensor, reward: Tensor, start: Tensor) -> Tensor:
-        """What the core is given, (n, features + 1 + A), for n observations; reward and action are those before them.
+        """Return the core's input, (n, features + 1 + A), for n observations.
 
-        The reward is clipped to ±1; where an episode starts there was none, and no action.
+        `action` and `reward`, (n,), are those before the observation. The reward is clipped to ±1. Where `start` (n,)
+        marks the first step of an episode, both are zero.
         """
         features: Tensor = self.encoder(observation)
-        before = F.one_hot(action, self.n_actions).float()
-        known = torch.cat([reward.clamp(-1, 1)[:, None], before], dim=1).masked_fill(start[:, None], 0)
-        return torch.cat([features.float(), known], dim=1)
+        last_action = F.one_hot(action, self.n_actions).float()
+        last = torch.cat([reward.clamp(-1, 1)[:, None], last_action], dim=1).masked_fill(start[:, None], 0)
+        return torch.cat([features.float(), last], dim=1)
 
     def head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (..., A) and values (...), float32."""
+        """Return logits (..., A) and values (...), float32."""
         return self.policy(hidden).float(), self.value(hidden).squeeze(-1).float()
 
     @torch.no_grad()
     def act(self, inputs: Tensor, acting: Any, start: Tensor) -> tuple[Tensor, Any]:
-        """Read one step of every lane; return logits (B, A) and what to act from next."""
+        """Read one step of every environment; return logits (B, A) and the core's next state."""
         hidden, acting = self.core.step(inputs, acting, start)
         return self.policy(hidden).float(), acting
 
     def forward(
         self, observation: Tensor, action: Tensor, reward: Tensor, start: Tensor, state: TensorRecord
     ) -> AgentOutput:
-        """Read an unroll and the observation after it, (B, T + 1) each, from the state that acting began with.
+        """Read a rollout and the observation after it, (B, T + 1) each, from the state at which acting started.
 
-        The value of what comes after needs the memory of what was: the core reads that one observation as the
-        beginning of its next window, as acting will.
+        The value of the last observation depends on the memory of the rollout. The core reads it as the first step of
+        the next window, as acting will.
         """
         B, T = start.shape[0], start.shape[1] - 1
         x = self.inputs(*(part.flatten(0, 1) for part in (observation, action, reward, start)))
@@ -79,5 +81,14 @@ class Agent(nn.Module):
         out = self.core(x[:, :T], state, start[:, :T])
         logits, values = self.head(out.hidden)
         with torch.no_grad():
-            _, after = self.head(self.core(x[:, T:], out.state.detach(), start[:, T:]).hidden)
-        return AgentOutput(logits, torch.cat([values, after], dim=1), out.compression_loss)
+            _, last_value = self.head(self.core(x[:, T:], out.state.detach(), start[:, T:]).hidden)
+        return AgentOutput(logits, torch.cat([values, last_value], dim=1), out.compression_loss)
+
+
+def sample_actions(logits: Tensor, key: Tensor, counter: Tensor | int, actions: Tensor) -> Tensor:
+    """Sample an action per environment, (B,) int64, from logits (B, A) by the Gumbel-max trick.
+
+    The noise depends on the environments' keys (B,) and the counter alone; `actions` (A,) is 0 to A - 1.
+    """
+    noise = prng.uniform(key[:, None], counter * len(actions) + actions)
+    return (logits - (-noise.log()).log()).argmax(dim=1)

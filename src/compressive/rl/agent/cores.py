@@ -1,11 +1,13 @@
-"""The agent's memory, chosen by name, behind one interface: it acts step by step and learns window by window.
+"""The agent's memory cores behind one interface: they act step by step and learn window by window.
 
-A core's state at the beginning of an unroll is what is stored with it. Acting begins from that state, reads a whole
-window and ends in the next state; learning reads the same window from the same state in one pass, and sees just what
-acting saw: an unroll is a window, so no memory is pushed or compressed within it.
+A rollout stores the core's state at its beginning. Acting starts from that state, reads one window step by step and
+ends with the next state. Learning reads the same window from the same state in one pass and sees the same memory,
+because a rollout is exactly one window: memory is not updated or compressed within it.
+
+B  environments    T  steps of a rollout, the model's window    D  d_model
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -14,50 +16,50 @@ from torch import Tensor, nn
 from compressive.config import ModelConfig
 from compressive.model.decoding import DecodingState
 from compressive.model.memory import Memory
-from compressive.model.records import TensorRecord
+from compressive.model.records import TensorRecord, saved_as
 from compressive.model.transformer import CompressiveTransformer
 
 
 class CoreOutput(NamedTuple):
-    """What a window gives."""
+    """What a core returns for a window."""
 
     hidden: Tensor  # (B, T, D)
-    state: Any  # the next window's
+    state: Any  # at the start of the next window
     compression_loss: Tensor  # ()
 
 
 class Core(nn.Module):
-    """A memory of lanes; `inputs` wide are the features it is given, d_model of the configuration what it gives."""
+    """A recurrent memory for B environments, from `inputs` features per step to d_model of the configuration."""
 
     def __init__(self, inputs: int, config: ModelConfig) -> None:
         super().__init__()
 
-    def initial_state(self, lanes: int) -> Any:
-        """The state before anything was seen."""
+    def initial_state(self, n_envs: int) -> Any:
+        """Return the state before the first step."""
         raise NotImplementedError
 
     def begin(self, state: Any) -> Any:
-        """Make ready to act from a state, at the beginning of a window."""
+        """Turn the state at the start of a window into the one that `step` carries."""
         return state
 
     def step(self, x: Tensor, acting: Any, starts: Tensor) -> tuple[Tensor, Any]:
-        """Read one position per lane, x (B, inputs); starts (B,) marks new episodes. Gives (B, D)."""
+        """Read one step, x (B, inputs); return (B, D) and the next state. `starts` (B,) bool marks new episodes."""
         raise NotImplementedError
 
     def end(self, acting: Any) -> Any:
-        """Give the state for the next unroll, once a whole window was read."""
+        """Return the state for the next rollout; call it after a whole window."""
         return acting
 
     def forward(self, x: Tensor, state: Any, starts: Tensor) -> CoreOutput:
-        """Read a window x (B, T, inputs)."""
+        """Read a window x (B, T, inputs); `starts` (B, T) bool marks new episodes."""
         raise NotImplementedError
 
 
 class TransformerCore(Core):
-    """The package's own trunk; with no compressed memory it is a TransformerXL.
+    """The package's own trunk; without compressed memory it is a TransformerXL.
 
-    What goes in is normalised: unlike the embeddings of tokens, features of pictures grow while they are learnt, and
-    attention over what has no bound hardens. Without this norm the small task is learnt less often (docs/log.md).
+    A layer norm is applied to its input. Unlike token embeddings, image features grow during training, and unbounded
+    inputs saturate the attention. Without the norm the small task is learnt less often (docs/log.md).
     """
 
     def __init__(self, inputs: int, config: ModelConfig) -> None:
@@ -65,11 +67,11 @@ class TransformerCore(Core):
         self.embedding = nn.Sequential(nn.Linear(inputs, config.d_model), nn.LayerNorm(config.d_model))
         self.trunk = CompressiveTransformer(config)
 
-    def initial_state(self, lanes: int) -> Memory:  # noqa: D102
-        return self.trunk.initial_memory(lanes)
+    def initial_state(self, n_envs: int) -> Memory:  # noqa: D102
+        return self.trunk.initial_memory(n_envs)
 
     def begin(self, state: Memory) -> DecodingState:
-        """Project what is in memory with the weights as they are now, as learning will do it."""
+        """Project the memory to keys and values with the current weights, as learning does."""
         return self.trunk.decoding_state(state)
 
     def step(self, x: Tensor, acting: DecodingState, starts: Tensor) -> tuple[Tensor, DecodingState]:  # noqa: D102
@@ -85,22 +87,22 @@ class TransformerCore(Core):
 
 @dataclass(frozen=True)
 class LSTMState(TensorRecord):
-    """What an LSTM carries along."""
+    """The state of an LSTM."""
 
     hidden: Tensor  # (B, D)
     cell: Tensor  # (B, D)
 
 
 class LSTMCore(Core):
-    """IMPALA's own memory; forgets everything where an episode begins."""
+    """IMPALA's own memory, an LSTM. Its state is reset where an episode starts."""
 
     def __init__(self, inputs: int, config: ModelConfig) -> None:
         super().__init__(inputs, config)
         self.width = config.d_model
         self.cell = nn.LSTMCell(inputs, config.d_model)
 
-    def initial_state(self, lanes: int) -> LSTMState:  # noqa: D102
-        zeros = self.cell.weight_hh.new_zeros(lanes, self.width)
+    def initial_state(self, n_envs: int) -> LSTMState:  # noqa: D102
+        zeros = self.cell.weight_hh.new_zeros(n_envs, self.width)
         return LSTMState(zeros, zeros)
 
     def step(self, x: Tensor, acting: LSTMState, starts: Tensor) -> tuple[Tensor, LSTMState]:  # noqa: D102
@@ -118,20 +120,20 @@ class LSTMCore(Core):
 
 @dataclass(frozen=True)
 class NoState(TensorRecord):
-    """Nothing, for so many lanes."""
+    """An empty state that knows the number of environments."""
 
-    lanes: Tensor  # (B, 0)
+    envs: Tensor = field(metadata=saved_as("lanes"))  # (B, 0)
 
 
 class NoCore(Core):
-    """No memory: a layer that sees the present alone."""
+    """No memory: a layer that reads the current step only."""
 
     def __init__(self, inputs: int, config: ModelConfig) -> None:
         super().__init__(inputs, config)
         self.layer = nn.Sequential(nn.Linear(inputs, config.d_model), nn.ReLU())
 
-    def initial_state(self, lanes: int) -> NoState:  # noqa: D102
-        return NoState(next(self.parameters()).new_zeros(lanes, 0))
+    def initial_state(self, n_envs: int) -> NoState:  # noqa: D102
+        return NoState(next(self.parameters()).new_zeros(n_envs, 0))
 
     def step(self, x: Tensor, acting: NoState, starts: Tensor) -> tuple[Tensor, NoState]:  # noqa: D102
         return self.layer(x), acting

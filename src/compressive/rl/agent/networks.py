@@ -1,4 +1,4 @@
-"""From an observation to features: IMPALA's residual network for pictures, a small MLP for vectors."""
+"""Encoders from observations to features: IMPALA's residual network for images, a small MLP for vectors."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class Block(nn.Module):
-    """Two convolutions around a skip connection."""
+    """A residual block of two 3 × 3 convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """IMPALA's large network (Espeholt et al. 2018, figure 3, right), from (n, H, W, C) bytes to (n, features)."""
+    """IMPALA's large network (Espeholt et al. 2018, figure 3, right): (n, H, W, C) uint8 to (n, features)."""
 
     def __init__(self, shape: Sequence[int], channels: Sequence[int], blocks: int, features: int) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class ResNet(nn.Module):
         self.output = nn.Linear(height * width * previous, features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Channels stay last in memory, as the bytes come and as convolutions on a GPU want them."""
+        """Encode images. The memory format is channels-last, as in the input and as GPU convolutions prefer."""
         x = self.sections(x.permute(0, 3, 1, 2).float() / 255)
         x = F.relu(x).permute(0, 2, 3, 1).flatten(1)
         return F.relu(self.output(x))
 
 
 class MLP(nn.Module):
-    """Two layers, from (n, inputs) to (n, features)."""
+    """Two layers: (n, inputs) to (n, features)."""
 
     def __init__(self, inputs: int, features: int) -> None:
         super().__init__()
@@ -52,20 +52,23 @@ class MLP(nn.Module):
 
 
 def build_encoder(shape: Sequence[int], channels: Sequence[int], blocks: int, features: int) -> nn.Module:
-    """Give the network for observations of a shape: pictures (H, W, C), or vectors (n,)."""
+    """Build the encoder for observations of a shape: images (H, W, C), or vectors (n,).
+
+    Raises ValueError for other shapes.
+    """
     if len(shape) == 1:
         return keep_scale(MLP(shape[0], features))
     if len(shape) != 3:
-        raise ValueError(f"observations of shape {tuple(shape)}: expected pictures (H, W, C) or vectors (n,)")
+        raise ValueError(f"observations of shape {tuple(shape)}: expected images (H, W, C) or vectors (n,)")
     return keep_scale(ResNet(shape, channels, blocks, features)).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def keep_scale(network: nn.Module) -> nn.Module:
-    """Draw weights so that pictures keep their scale on the way to the features (He et al. 2015).
+    """Initialise weights so that activations keep their scale from the image to the features (He et al. 2015).
 
-    The core sees features beside the last action, as ones and zeros. By torch's own initialisation features of the
-    full network begin at a size of 0.02, and their differences between pictures at 0.008 (docs/log.md). Residual blocks
-    begin as nothing, so that they do not add up.
+    The core reads the features beside the last action, which is one-hot. With torch's default initialisation the
+    features of the full network have a scale of 0.02, and differ between images by 0.008 (docs/log.md). Residual blocks
+    start as the identity, so that their outputs do not add up.
     """
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):

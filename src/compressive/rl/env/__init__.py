@@ -1,1 +1,1 @@
-"""What an agent acts in: the rooms, Gymnasium environments and DeepMind Lab, behind one interface."""
+"""Environments behind one interface: the rooms, any Gymnasium environment, and DeepMind Lab."""

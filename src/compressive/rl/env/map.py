@@ -1,13 +1,14 @@
-"""Where things are, in Quake units, as in DMLab-30's rooms_select_nonmatching_object; both rooms lie on one map.
+"""The map of DMLab-30's rooms_select_nonmatching_object in Quake units. Both rooms have coordinates on one map.
 
-Facts alone are taken from the original. The corridor is ours: it exists only with a delay, and lies apart.
+Only facts are taken from the original. The corridor is our addition: it is used only with a delay, and is not connected
+to the rooms.
 """
 
 from typing import NamedTuple
 
 
 class Box(NamedTuple):
-    """A rectangle along the axes."""
+    """An axis-aligned rectangle."""
 
     left: float
     right: float
@@ -25,20 +26,20 @@ SPAWN = (-232.0, -64.0)
 ARRIVAL = (288.0, -64.0)
 CORRIDOR_ENTRY = (800.0, -64.0)
 EXAMPLES = ((40.0, 64.0), (40.0, -192.0))
-"""Where the first room shows its object: left or right of someone who comes in."""
+"""Positions of the object in the first room: left or right, seen from the spawn point."""
 EXAMPLE_GUARD = 32.0
-"""Half the side of the invisible box around it, which cannot be entered."""
+"""Half the side of the invisible, solid box around that object."""
 CHOICES = ((600.0, 64.0), (600.0, -192.0))
-"""Where the second room shows its two, left and right."""
+"""Positions of the two objects in the second room, left and right."""
 REACH_BEFORE, REACH_BEHIND, REACH_ASIDE = 50.0, 44.0, 36.0
-"""An object is picked up from so far before, behind and beside it."""
+"""Distances before, behind and beside an object within which it is picked up."""
 
-PLAYER = 15.0
-"""Half the width of the player."""
+AVATAR = 15.0
+"""Half the width of the avatar."""
 EYE, WALL = 50.0, 128.0
-"""Heights of the eye and of walls."""
+"""Heights of the eye and of the walls."""
 OBJECT_LIFT = 6.0
-"""How far above the floor an object hovers."""
+"""Distance between the floor and an object."""
 
 FACES = (  # (constant, from, to)
     (
@@ -62,4 +63,4 @@ FACES = (  # (constant, from, to)
         (CORRIDOR.top, CORRIDOR.left, CORRIDOR.right),
     ),
 )
-"""All walls: those of constant x, then those of constant y."""
+"""All walls: first those of constant x, then those of constant y."""

@@ -1,7 +1,7 @@
-"""The 36 objects: 12 shapes, each in 3 variants, drawn once into a table of pictures.
+"""The 36 objects: 12 shapes in 3 variants each, rendered once into a table of images.
 
-The originals are textured solids of DeepMind Lab; what matters to the task is that they can be told apart, also when
-they are eight pixels wide. So each has a hue of its own, and each variant a pattern.
+The originals are textured 3D models of DeepMind Lab. The task only requires that objects can be told apart, even at a
+width of eight pixels. So each object has its own hue, and each variant its own pattern.
 """
 
 import colorsys
@@ -16,15 +16,15 @@ SHAPES = (
 VARIANTS = ("plain", "striped", "spotted")
 COUNT = len(SHAPES) * len(VARIANTS)
 SIDE = 32
-"""Pixels along an object's picture."""
+"""Width and height of an object's image, in pixels."""
 
 
-def pictures() -> Tensor:
-    """All objects, (COUNT, SIDE, SIDE, 4) float32 from 0 to 1: red, green, blue, and 1 where there is object."""
+def images() -> Tensor:
+    """Return all objects, (COUNT, SIDE, SIDE, 4) float32 from 0 to 1: red, green, blue, and opacity (0 or 1)."""
     axis = (torch.arange(SIDE) + 0.5) / SIDE * 2 - 1
     y, x = -axis[:, None].expand(SIDE, SIDE), axis.expand(SIDE, SIDE)  # y points up
     patterns = (torch.zeros_like(x, dtype=torch.bool), (y * 3).floor() % 2 == 0, x.square() + y.square() < 0.16)
-    drawn = []
+    rendered = []
     for number, shape in enumerate(SHAPES):
         inside = _inside(shape, x, y)
         for variant, pattern in enumerate(patterns):
@@ -32,12 +32,12 @@ def pictures() -> Tensor:
             light = torch.tensor(colorsys.hsv_to_rgb(hue, 0.95, 1.0))
             dark = light * 0.25 if variant == 1 else torch.ones(3)
             colour = torch.where(pattern[..., None], dark, light)
-            drawn.append(torch.cat([colour, inside[..., None].float()], dim=-1))
-    return torch.stack(drawn)
+            rendered.append(torch.cat([colour, inside[..., None].float()], dim=-1))
+    return torch.stack(rendered)
 
 
 def _inside(shape: str, x: Tensor, y: Tensor) -> Tensor:
-    """Where a shape is, within the square from -1 to 1."""
+    """Return the mask of a shape within the square from -1 to 1."""
     r, angle = (x.square() + y.square()).sqrt(), torch.atan2(x, y)
     match shape:
         case "disc":

@@ -1,23 +1,23 @@
-"""What the player sees: a raycaster as a tensor program, all lanes at once.
+"""Renders observations: a raycaster as a tensor program over all environments.
 
-One ray per column finds the nearest wall; every pixel is then wall, floor or sky by its height, and objects are flat
-pictures that face the eye. Letters: B lanes, W columns, H rows, O objects in sight.
+One ray per column finds the nearest wall. Every pixel is then wall, floor or sky, depending on its height. Objects are
+flat images that face the eye. Dimensions: B environments, W columns, H rows, O objects.
 """
 
 import torch
 from torch import Tensor
 
 from compressive.rl.env import map as layout
-from compressive.rl.env.objects import SIDE, pictures
+from compressive.rl.env.objects import SIDE, images
 
 _NEAR = 1.0
-"""Nothing nearer than this is drawn, in units."""
+"""Nothing nearer than this is rendered, in units."""
 _ORANGE, _BLUE, _GREY, _PAD, _SKY = range(5)
 _MATERIALS = ((0.93, 0.52, 0.16), (0.18, 0.34, 0.78), (0.45, 0.45, 0.45), (0.35, 0.9, 0.45), (0.62, 0.8, 0.95))
 
 
 class Renderer:
-    """Renders views of a size; holds the tables that this needs, on one device."""
+    """Renders views of one size; holds the lookup tables for that on one device."""
 
     def __init__(self, width: int, height: int, object_size: float, device: torch.device | str = "cpu") -> None:
         self.width, self.height, self.object_size = width, height, object_size
@@ -25,31 +25,32 @@ class Renderer:
         self.across = ((torch.arange(width, device=device) + 0.5) - half) / half  # (W,), right is positive
         self.down = ((torch.arange(height, device=device) + 0.5) - height / 2) / half  # (H,)
         self.faces_x, self.faces_y = (torch.tensor(faces, device=device).T for faces in layout.FACES)  # (3, faces)
-        drawn = pictures().flatten(0, 2)
-        # One table of all colours: first the materials, then every pixel of every object.
-        self.colours = torch.cat([torch.tensor(_MATERIALS), drawn[:, :3]]).to(device) * 255
-        self.solid = (drawn[:, 3] > 0).to(device)
+        pixels = images().flatten(0, 2)
+        # One table of colours: the materials, then every pixel of every object.
+        self.colours = torch.cat([torch.tensor(_MATERIALS), pixels[:, :3]]).to(device) * 255
+        self.solid = (pixels[:, 3] > 0).to(device)
 
     def __call__(
         self, x: Tensor, y: Tensor, angle: Tensor, kinds: Tensor, places: Tensor, shown: Tensor, corridor: Tensor
     ) -> Tensor:
-        """Give views (B, H, W, 3), uint8, from x, y and angle (B,).
+        """Return views (B, H, W, 3), uint8, from the positions x, y and the angles, (B,) each.
 
-        kinds (B, O), which objects; places (B, O, 2), where; shown (B, O), whether; corridor (B,), grey.
+        `kinds` (B, O) are the objects, `places` (B, O, 2) their positions, `shown` (B, O) whether they exist. Where
+        `corridor` (B,) is True, walls are grey.
         """
         forward_x, forward_y = angle.cos()[:, None], angle.sin()[:, None]
         ray_x = forward_x + self.across * forward_y  # (B, W): right of (cos, sin) is (sin, -cos)
         ray_y = forward_y - self.across * forward_x
         depth, along, facing_x = self._walls(x[:, None], y[:, None], ray_x, ray_y)
 
-        # Walls: panels of 32 units, lighter and darker by turns, and those along one axis darker than the others.
+        # Walls: panels of 32 units, alternately lighter and darker. Walls of constant y are darker than the others.
         d, down = depth[:, None], self.down[:, None]
-        up = layout.EYE - down * d  # (B, H, W): height of the wall's point behind a pixel
+        up = layout.EYE - down * d  # (B, H, W): height at which the ray of a pixel meets the wall
         panel = ((along / 32).floor()[:, None] + (up / 32).floor()) % 2
         shade = ((0.75 + 0.25 * facing_x) * (1 - depth / 1200))[:, None] * (0.85 + 0.15 * panel)
         wall = torch.where(corridor, _GREY, _BLUE)[:, None, None]
 
-        # The floor: where a ray below the horizon meets it; squares of 64 units.
+        # Floor: where the rays below the horizon meet it; squares of 64 units.
         reach = layout.EYE / down.clamp(min=1e-3)  # (H, 1)
         floor_x = x[:, None, None] + reach * ray_x[:, None]
         floor_y = y[:, None, None] + reach * ray_y[:, None]
@@ -68,7 +69,7 @@ class Renderer:
         return (self.colours[material] * shade[..., None]).to(torch.uint8)
 
     def _walls(self, x: Tensor, y: Tensor, ray_x: Tensor, ray_y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Depth of the nearest wall in each column, where along it the ray hits, and whether it faces along x."""
+        """Return for each column the depth of the nearest wall, the hit along it, and whether its x is constant."""
 
         def meet(at: Tensor, other: Tensor, ray: Tensor, ray_other: Tensor, faces: Tensor) -> tuple[Tensor, Tensor]:
             level, low, high = faces
@@ -95,7 +96,7 @@ class Renderer:
         place: Tensor,
         shown: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Which pixel of an object's picture is behind each pixel of the view, and whether it is seen, (B, H, W)."""
+        """Return for each pixel of the view the pixel of the object's image and whether it is visible, (B, H, W)."""
         to_x, to_y = place[:, :1] - x[:, None], place[:, 1:] - y[:, None]
         ahead = to_x * forward_x + to_y * forward_y  # (B, 1)
         aside = to_x * forward_y - to_y * forward_x
@@ -105,5 +106,5 @@ class Renderer:
         column = ((across + 1) * (SIDE / 2)).clamp(0, SIDE - 1).long()
         row = ((down + 1) * (SIDE / 2)).clamp(0, SIDE - 1).long()
         pixel = ((kind[:, None] * SIDE + row) * SIDE)[:, :, None] + column[:, None]
-        columns = (across.abs() < 1) & (ahead > _NEAR) & (ahead < depth) & shown[:, None]  # no wall before it
+        columns = (across.abs() < 1) & (ahead > _NEAR) & (ahead < depth) & shown[:, None]  # no wall in front of it
         return pixel, columns[:, None] & (down.abs() < 1)[:, :, None] & self.solid[pixel]

@@ -1,12 +1,13 @@
-"""The task: see an object, leave the room, pick the one that was not there; many lanes at once, as a tensor program.
+"""The task: see an object, go to the next room, pick the object that was not shown. One tensor program for all copies.
 
-After DMLab-30's rooms_select_nonmatching_object, from facts about it (`layout`). An episode has its object. In each
-trial the first room shows it, left or right; the pad in the middle gives +1 and leads to the second room, which shows
-it again, beside another: the other one gives +10, the same one -10, and either begins the next trial. Time alone ends
-an episode.
+It follows DMLab-30's rooms_select_nonmatching_object, from facts about it (see `map`). Each episode has one object. In
+each trial the first room shows it, on the left or on the right. The pad in the middle gives +1 and leads to the second
+room, which shows the object again beside another one. The other one gives +10, the same one -10, and both start the
+next trial. An episode ends only by its time limit.
 
-Departures: players have no inertia, and a step moves them once, by four frames' way, after turning. With `delays` the
-pad leads through a corridor, for so many steps whatever is done there; an episode is then one trial.
+Departures: the avatar has no inertia, and a step turns it and then moves it once, by the distance of four frames. With
+`delays` the pad leads through a corridor for so many steps, whatever actions are taken there, and an episode is one
+trial.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from torch import Tensor
 from compressive.config.agent import TaskConfig
 from compressive.model.records import TensorRecord
 from compressive.rl.env import map as layout
-from compressive.rl.env import prng as dice
+from compressive.rl.env import prng
 from compressive.rl.env.render import Renderer
 from compressive.rl.env.task import Transition
 
@@ -30,46 +31,47 @@ ACTIONS = (
 )  # fmt: skip
 FRAMES_PER_SECOND, FRAMES_PER_STEP = 60, 4
 HUMAN, RANDOM = 65.9, 0.312
-"""Published scores per episode of the original: of people, and of a uniformly random policy."""
+"""Published scores per episode on the original task: of humans, and of a uniformly random policy."""
 FIRST, CORRIDOR, SECOND = 0, 1, 2
-_DRAWS = 8
-"""Random numbers set aside for each step."""
+"""Values of RoomsState.room."""
+_NUMBERS_PER_STEP = 8
+"""Counter values of the random number generator that are reserved for each step."""
 
 
 def human_normalised(score: float) -> float:
-    """A score as a share of the way from random to human play."""
+    """Return a score on a scale where a random policy has 0 and humans have 1."""
     return (score - RANDOM) / (HUMAN - RANDOM)
 
 
 @dataclass(frozen=True)
 class RoomsState(TensorRecord):
-    """Everything about all lanes, (B,) each."""
+    """The state of B environments, (B,) each."""
 
     x: Tensor
     y: Tensor
     angle: Tensor
     room: Tensor
     time: Tensor  # steps since the episode began
-    limit: Tensor  # and how many it may take
-    delay: Tensor  # steps that the corridor takes in this episode
-    waiting: Tensor  # steps still to be spent there
+    limit: Tensor  # steps after which it ends
+    delay: Tensor  # steps in the corridor, in this episode
+    waiting: Tensor  # steps left in the corridor
     match: Tensor  # the object of this episode
-    other: Tensor  # what stands beside it in this trial's second room
+    other: Tensor  # the other object in this trial's second room
     example_left: Tensor  # bool: the first room shows its object on the left
     match_left: Tensor  # bool: the second room has the match object on the left
-    key: Tensor  # of the lane's random numbers
-    clock: Tensor  # steps since the beginning of everything
+    key: Tensor  # of the environment's random numbers
+    clock: Tensor  # steps since the task was reset
 
 
 class Rooms:
-    """Lanes of the task on one device."""
+    """B copies of the task on one device. `compile` compiles `advance` as one graph."""
 
     n_actions = len(ACTIONS)
 
     def __init__(
         self, config: TaskConfig, seed: int = 0, device: torch.device | str = "cpu", compile: bool = False
     ) -> None:
-        self.config, self.lanes = config, config.lanes
+        self.config, self.n_envs = config, config.envs
         self.observation_shape: tuple[int, ...] = (config.height, config.width, 3)
         self.renderer = Renderer(config.width, config.height, config.object_size, device)
         self.delays = torch.tensor(config.delays, device=device)
@@ -79,29 +81,32 @@ class Rooms:
         self.limit = round(config.seconds * FRAMES_PER_SECOND / FRAMES_PER_STEP)
         self._advance: Callable[[RoomsState, Tensor], tuple[RoomsState, Transition]]
         self._advance = torch.compile(self.advance, fullgraph=True) if compile else self.advance
-        self.state = self.first_state(dice.keys(seed, self.lanes, device))
+        self.state = self.first_state(prng.keys(seed, self.n_envs, device))
 
     def reset(self, seed: int | None = None) -> Tensor:
-        """Begin anew in every lane, with other random numbers if a seed is given; returns the observations."""
-        key = self.state.key if seed is None else dice.keys(seed, self.lanes, self.state.key.device)
+        """Start a new episode in every environment, with new keys if a seed is given.
+
+        Returns the observations, (B, H, W, 3) uint8.
+        """
+        key = self.state.key if seed is None else prng.keys(seed, self.n_envs, self.state.key.device)
         self.state = self.first_state(key)
         return self.observe(self.state)
 
     def step(self, action: Tensor) -> Transition:
-        """Take one action per lane, (B,) whole numbers, see ACTIONS."""
+        """Take one action per environment, (B,) int64, the index of one of ACTIONS."""
         self.state, transition = self._advance(self.state, action)
         return transition
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that is needed to go on."""
+        """Return everything needed to continue."""
         return self.state.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from there."""
+        """Continue from a saved state."""
         self.state = RoomsState.from_state_dict(state)
 
     def first_state(self, key: Tensor) -> RoomsState:
-        """Every lane at the beginning of its first episode."""
+        """Return the state of every environment at the start of its first episode; key (B,) int64."""
         zeros, no = torch.zeros_like(key), torch.zeros_like(key, dtype=torch.bool)
         numbers = dict.fromkeys(("room", "time", "limit", "delay", "waiting", "match", "other", "clock"), zeros)
         places = dict.fromkeys(("x", "y", "angle"), zeros.float())
@@ -109,14 +114,14 @@ class Rooms:
         return self._begin(blank, everyone := ~no, everyone)
 
     def advance(self, state: RoomsState, action: Tensor) -> tuple[RoomsState, Transition]:
-        """One step of every lane, on an immutable state."""
+        """Take one step in every environment. A pure function of the state and the actions, (B,) int64."""
         state = dataclasses.replace(state, clock=state.clock + 1, time=state.time + 1)
         state = self._move(state, action)
         x, y = state.x, state.y
 
         aside = abs(y - (layout.PAD.bottom + layout.PAD.top) / 2)
-        pad = (state.room == FIRST) & (x + layout.PLAYER >= layout.PAD.left) & (x - layout.PLAYER <= layout.PAD.right)
-        pad = pad & (aside <= (layout.PAD.top - layout.PAD.bottom) / 2 + layout.PLAYER)
+        pad = (state.room == FIRST) & (x + layout.AVATAR >= layout.PAD.left) & (x - layout.AVATAR <= layout.PAD.right)
+        pad = pad & (aside <= (layout.PAD.top - layout.PAD.bottom) / 2 + layout.AVATAR)
         waiting = torch.where(pad, state.delay, state.waiting - 1)
         arrives = (pad | (state.room == CORRIDOR)) & (waiting <= 0)
         enters = pad & ~arrives
@@ -129,7 +134,7 @@ class Rooms:
         right = torch.where(state.match_left, takes_right, takes_left)
         reward = pad.float() + 10 * right.float() - 10 * wrong.float()
 
-        # Who arrives in the second room is pushed forward, by a step.
+        # The avatar arrives in the second room one step ahead of the arrival point.
         room = torch.where(arrives, SECOND, torch.where(enters, CORRIDOR, state.room))
         moved = arrives | enters
         to_x = torch.where(arrives, layout.ARRIVAL[0] + self.stride, layout.CORRIDOR_ENTRY[0])
@@ -149,7 +154,7 @@ class Rooms:
         return state, Transition(self.observe(state), reward, done, right, wrong)
 
     def observe(self, state: RoomsState) -> Tensor:
-        """What every lane sees, (B, H, W, 3) uint8."""
+        """Render the observation of every environment, (B, H, W, 3) uint8."""
         in_second = state.room == SECOND
         left = torch.where(in_second & ~state.match_left, state.other, state.match)
         right = torch.where(in_second & state.match_left, state.other, state.match)
@@ -166,15 +171,15 @@ class Rooms:
         )
 
     def _begin(self, state: RoomsState, trial: Tensor, episode: Tensor) -> RoomsState:
-        """Begin new trials, and new episodes, in some lanes."""
+        """Start a new trial where `trial` (B,) is True, and a new episode where `episode` (B,) is True."""
 
-        def drawn(number: int, limit: int) -> Tensor:
-            return dice.below(state.key, state.clock * _DRAWS + number, limit)
+        def sample(number: int, high: int) -> Tensor:
+            return prng.randint(state.key, state.clock * _NUMBERS_PER_STEP + number, high)
 
         n_objects = self.config.objects
-        match = torch.where(episode, drawn(0, n_objects), state.match)
-        other = (match + 1 + drawn(1, n_objects - 1)) % n_objects
-        delay = torch.where(episode, self.delays[drawn(2, len(self.config.delays))], state.delay)
+        match = torch.where(episode, sample(0, n_objects), state.match)
+        other = (match + 1 + sample(1, n_objects - 1)) % n_objects
+        delay = torch.where(episode, self.delays[sample(2, len(self.config.delays))], state.delay)
         return dataclasses.replace(
             state,
             x=torch.where(trial, layout.SPAWN[0], state.x),
@@ -186,12 +191,12 @@ class Rooms:
             delay=delay,
             match=match,
             other=torch.where(trial, other, state.other),
-            example_left=torch.where(trial, drawn(3, 2) == 0, state.example_left),
-            match_left=torch.where(trial, drawn(4, 2) == 0, state.match_left),
+            example_left=torch.where(trial, sample(3, 2) == 0, state.example_left),
+            match_left=torch.where(trial, sample(4, 2) == 0, state.match_left),
         )
 
     def _move(self, state: RoomsState, action: Tensor) -> RoomsState:
-        """Turn, then walk as far as walls allow; along one axis after the other, so that players slide."""
+        """Turn, then move as far as the walls allow, axis by axis, so that the avatar slides along walls."""
 
         def any_of(*numbers: int) -> Tensor:
             return sum((action == number).float() for number in numbers)  # type: ignore[return-value]
@@ -205,7 +210,7 @@ class Rooms:
         first, second = state.room == FIRST, state.room == SECOND
 
         def inside(room: layout.Box) -> layout.Box:
-            return layout.Box(*(edge + layout.PLAYER * sign for edge, sign in zip(room, (1, -1, 1, -1), strict=True)))
+            return layout.Box(*(edge + layout.AVATAR * sign for edge, sign in zip(room, (1, -1, 1, -1), strict=True)))
 
         one, vestibule, hall, corridor = map(
             inside, (layout.FIRST_ROOM, layout.VESTIBULE, layout.HALL, layout.CORRIDOR)
@@ -227,8 +232,8 @@ class Rooms:
         return dataclasses.replace(state, x=x, y=y, angle=torch.remainder(angle + math.pi, 2 * math.pi) - math.pi)
 
     def _guarded(self, state: RoomsState, x: Tensor, y: Tensor) -> Tensor:
-        """Whether someone there would stand in the invisible box around the first room's object."""
+        """Return whether the avatar at (x, y) would be inside the box around the first room's object, (B,) bool."""
         (at_x, left_y), (_, right_y) = layout.EXAMPLES
         at_y = torch.where(state.example_left, left_y, right_y)
-        size = layout.EXAMPLE_GUARD + layout.PLAYER
+        size = layout.EXAMPLE_GUARD + layout.AVATAR
         return (state.room == FIRST) & (abs(x - at_x) < size) & (abs(y - at_y) < size)

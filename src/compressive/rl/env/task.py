@@ -1,52 +1,39 @@
-"""What our agents can act in: lanes of a task, behind one interface, and the way from its name to it."""
+"""The interface between agents and environments: B environments of one kind, stepped together."""
 
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
-
-from compressive.config.agent import TaskConfig
 
 
 class Transition(NamedTuple):
-    """What a step gives, lane by lane; a lane whose episode ended shows the next one's beginning."""
+    """One step of B environments.
 
-    observation: Tensor  # (B, ...)
-    reward: Tensor  # (B,)
-    done: Tensor  # (B,), bool: the episode ended with this step
-    right: Tensor  # (B,), bool: a right choice was made; where a task knows of such
-    wrong: Tensor  # (B,), bool
+    Where an episode ended, the observation is the first one of the next episode.
+    """
+
+    observation: Tensor  # (B, H, W, C) uint8, or (B, n) float32
+    reward: Tensor  # (B,) float32
+    done: Tensor  # (B,) bool: the episode ended with this step
+    right: Tensor  # (B,) bool: the right object was chosen; all False in tasks without a choice
+    wrong: Tensor  # (B,) bool: the wrong object was chosen
 
 
 class Task(Protocol):
-    """Lanes of something to act in; a lane whose episode has ended begins another by itself."""
+    """B environments of one kind. They reset themselves: each starts a new episode in the step that ends one."""
 
     n_actions: int
-    lanes: int
+    n_envs: int
     observation_shape: tuple[int, ...]
-    """Pictures (H, W, C) of bytes, or vectors (n,)."""
+    """(H, W, C) for images of bytes, (n,) for vectors."""
 
     def reset(self, seed: int | None = None) -> Tensor:
-        """Begin anew in every lane; give the observations, (B, ...)."""
+        """Start a new episode in every environment; return the observations, (B, *observation_shape)."""
 
     def step(self, action: Tensor) -> Transition:
-        """Take one action per lane."""
+        """Take one action per environment, (B,) int64."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that is needed to go on; nothing where a task cannot."""
+        """Return everything needed to continue; empty if the task cannot be saved."""
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from there."""
-
-
-def build_task(config: TaskConfig, seed: int, device: torch.device, compile: bool = False) -> Task:
-    """Build the task that a configuration names."""
-    if config.name == "rooms":
-        from compressive.rl.env.rooms import Rooms
-
-        return Rooms(config, seed, device, compile)
-    try:
-        from compressive.rl.env.adapter import GymnasiumTask
-    except ImportError as error:
-        raise ValueError(f"task {config.name!r}: needs Gymnasium; pip install 'compressive[rl]' ({error})") from None
-    return GymnasiumTask(config, seed, device)
+        """Continue from a saved state."""

@@ -1,4 +1,4 @@
-"""The agent: acting step by step and learning window by window are one policy, whatever its memory."""
+"""The agent: acting step by step and learning window by window give the same policy, for every core."""
 
 import dataclasses
 
@@ -6,9 +6,6 @@ import pytest
 import torch
 from rl_helpers import COMPRESSIONS, build, tiny_agent_run
 from torch.nn import functional as F
-
-from compressive.rl.agent.agent import Agent
-from compressive.rl.agent.networks import ResNet
 
 CORES = [
     *({"agent": {"core": core}} for core in ("txl", "lstm", "none")),
@@ -19,8 +16,8 @@ CORES = [
 ]
 
 
-def learn(agent, unroll):
-    return agent(unroll.observation, unroll.action, unroll.reward, unroll.start, unroll.state)
+def learn(agent, rollout):
+    return agent(rollout.observation, rollout.action, rollout.reward, rollout.start, rollout.state)
 
 
 @pytest.mark.parametrize(
@@ -31,12 +28,12 @@ def test_actor_and_learner_agree_with_ends_of_episodes_inside_windows(tables):
     _, agent, actor = build(run)
     inside = 0
     for _ in range(6):  # recent memory is full after one, compressed memory after three
-        unroll = actor.unroll()
-        out = learn(agent, unroll)
-        inside += int(unroll.start[:, 1:-1].sum())
-        torch.testing.assert_close(out.logits, unroll.logits, atol=1e-5, rtol=1e-5)
-        taken = unroll.action[:, 1:, None]
-        ratios = (F.log_softmax(out.logits, -1) - F.log_softmax(unroll.logits, -1)).gather(-1, taken).exp()
+        rollout = actor.rollout()
+        out = learn(agent, rollout)
+        inside += int(rollout.start[:, 1:-1].sum())
+        torch.testing.assert_close(out.logits, rollout.logits, atol=1e-5, rtol=1e-5)
+        taken = rollout.action[:, 1:, None]
+        ratios = (F.log_softmax(out.logits, -1) - F.log_softmax(rollout.logits, -1)).gather(-1, taken).exp()
         torch.testing.assert_close(ratios, torch.ones_like(ratios), atol=1e-4, rtol=0)  # on policy
         with torch.no_grad():  # other weights from now on, as after an update
             for parameter in agent.parameters():
@@ -45,34 +42,34 @@ def test_actor_and_learner_agree_with_ends_of_episodes_inside_windows(tables):
 
 
 @pytest.mark.parametrize("core", ["compressive", "txl", "lstm", "none"])
-def test_the_value_after_an_unroll_is_the_next_unroll_s_first(core):
+def test_the_value_after_a_rollout_is_the_first_of_the_next_rollout(core):
     _, agent, actor = build(tiny_agent_run(agent={"core": core}))
-    actor.unroll()
-    first = learn(agent, actor.unroll().clone())
-    second = learn(agent, actor.unroll())
+    actor.rollout()
+    first = learn(agent, actor.rollout().clone())
+    second = learn(agent, actor.rollout())
     torch.testing.assert_close(first.values[:, -1], second.values[:, 0], atol=1e-5, rtol=1e-5)
 
 
 def test_memory_reaches_across_windows_but_not_across_episodes():
     _, agent, actor = build(tiny_agent_run(task={"seconds": 20.0}))
     for _ in range(3):
-        unroll = actor.unroll()
-    blank = dataclasses.replace(unroll, state=agent.core.initial_state(6))
-    assert not torch.allclose(learn(agent, unroll).logits, learn(agent, blank).logits, atol=1e-4)
-    unroll.start[:, 0] = True  # as if an episode began here
-    blank = dataclasses.replace(unroll, state=agent.core.initial_state(6))
-    torch.testing.assert_close(learn(agent, unroll).logits, learn(agent, blank).logits)
+        rollout = actor.rollout()
+    blank = dataclasses.replace(rollout, state=agent.core.initial_state(6))
+    assert not torch.allclose(learn(agent, rollout).logits, learn(agent, blank).logits, atol=1e-4)
+    rollout.start[:, 0] = True  # as if an episode began here
+    blank = dataclasses.replace(rollout, state=agent.core.initial_state(6))
+    torch.testing.assert_close(learn(agent, rollout).logits, learn(agent, blank).logits)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_features_may_grow_and_memory_sees_them_the_same(norm):
+def test_the_core_is_invariant_to_the_scale_of_features(norm):
     _, agent, actor = build(tiny_agent_run(model={"norm": norm}))
-    unroll = actor.unroll()
-    before = learn(agent, unroll).logits
+    rollout = actor.rollout()
+    before = learn(agent, rollout).logits
     with torch.no_grad():
         for parameter in agent.core.embedding[0].parameters():
             parameter.mul_(50)
-    torch.testing.assert_close(learn(agent, unroll).logits, before, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(learn(agent, rollout).logits, before, atol=1e-3, rtol=1e-3)
 
 
 def test_a_start_hides_the_reward_and_action_before_it():
@@ -84,11 +81,11 @@ def test_a_start_hides_the_reward_and_action_before_it():
     assert x[1, 13:].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0]
 
 
-def test_gradients_of_rewards_and_of_compression_do_not_mix():
+def test_gradients_of_the_task_and_of_compression_do_not_mix():
     _, agent, actor = build(tiny_agent_run())
     for _ in range(3):
-        unroll = actor.unroll().clone()
-    out = learn(agent, unroll)
+        rollout = actor.rollout().clone()
+    out = learn(agent, rollout)
     task, compressors = agent.task_parameters(), agent.compressor_parameters()
     assert len(task) + len(compressors) == len(list(agent.parameters()))
     found = torch.autograd.grad(out.compression_loss, task, retain_graph=True, allow_unused=True)
@@ -97,21 +94,3 @@ def test_gradients_of_rewards_and_of_compression_do_not_mix():
     assert all(gradient.any() for gradient in found)
     found = torch.autograd.grad(out.logits.sum() + out.values.sum(), compressors, allow_unused=True)
     assert all(gradient is None for gradient in found)
-
-
-def test_the_network_is_impala_s():
-    """Its large one: 15 convolutions, three sections of 16, 32 and 32 channels, two blocks each, 256 features."""
-    run = tiny_agent_run(
-        agent={"channels": (16, 32, 32), "blocks": 2, "features": 256}, task={"width": 96, "height": 72}
-    )
-    agent = Agent(run, (72, 96, 3), 9)
-    convolutions = [m for m in agent.encoder.modules() if isinstance(m, torch.nn.Conv2d)]
-    assert len(convolutions) == 15
-    assert agent.encoder.output.in_features == 12 * 9 * 32
-    assert agent.encoder(torch.zeros(2, 72, 96, 3, dtype=torch.uint8)).shape == (2, 256)
-
-
-def test_pictures_that_cannot_be_read_are_refused():
-    with pytest.raises(ValueError, match=r"observations of shape \(3, 4\): expected pictures"):
-        Agent(tiny_agent_run(), (3, 4), 2)
-    assert isinstance(Agent(tiny_agent_run(), (5, 7, 1), 2).encoder, ResNet)

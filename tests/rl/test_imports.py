@@ -1,0 +1,21 @@
+"""The modules of the agent import each other in no circle, and nothing but the command line imports them."""
+
+from test_architecture import cycle, graph, imports, modules
+
+
+def test_modules_form_no_cycle():
+    names = {name: path for name, path in modules().items() if f"{name}.".startswith("rl.")}
+    edges = {}
+    for name, path in names.items():
+        used = imports(path.read_text("utf-8"), name, path.name == "__init__.py")
+        edges[name] = {
+            other for other in names for thing in used if thing == other or thing.rpartition(".")[0] == other
+        }
+    assert "rl.env.rooms" in edges["rl.policies"]
+    assert not cycle({name: used - {"rl", "rl.env", "rl.agent"} for name, used in edges.items()})
+
+
+def test_only_the_command_line_imports_the_agent():
+    edges = graph()
+    assert [name for name, used in edges.items() if "rl" in used] == ["cli"]
+    assert edges["rl"] <= {"config", "model", "runs", "runtime", "training", "distributed", "plotting"}

@@ -1,0 +1,35 @@
+"""Videos of episodes: frames and files."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from rl_helpers import CPU
+
+from compressive.config.agent import TaskConfig
+from compressive.rl.env.build import build_task
+from compressive.rl.policies import RandomPolicy, load_policy
+from compressive.rl.video import watch, write
+
+
+def test_an_episode_is_rendered_with_its_map(tmp_path):
+    task, policy, about, comparable = load_policy("oracle", 1, 0, CPU, delays=(5,), full_size=True)
+    frames, total = watch(task, policy, seed=3)
+    assert (about, total, comparable) == ("oracle", 11, False)  # a delay is not in the original
+    assert len({frame.shape for frame in frames}) == 1
+    height, width, _ = frames[0].shape
+    assert width > 96 * 4  # the view and, beside it, the map
+    assert not np.array_equal(frames[0][:, 96 * 4 :], frames[5][:, 96 * 4 :])  # the avatar moved on it
+    write(frames, tmp_path / "a" / "episode.gif")
+    with Image.open(tmp_path / "a" / "episode.gif") as image:
+        assert image.n_frames == len(frames)
+        assert image.size == (width, height)
+    write(frames[:3], tmp_path / "frames")
+    assert sorted(path.name for path in (tmp_path / "frames").iterdir()) == ["0000.png", "0001.png", "0002.png"]
+    with Image.open(tmp_path / "frames" / "0002.png") as image:
+        assert np.array_equal(np.array(image), frames[2])
+
+
+def test_tasks_without_images_cannot_be_watched():
+    task = build_task(TaskConfig("CartPole-v1", envs=1), 0, CPU)
+    with pytest.raises(ValueError, match="expected images; only those can be watched"):
+        watch(task, RandomPolicy(task, 0))
