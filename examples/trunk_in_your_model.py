@@ -27,7 +27,7 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         config = ModelConfig(
-            n_layers=2, d_model=64, n_heads=4, d_ff=128, window=WINDOW,
+            n_layers=2, d_model=32, n_heads=4, d_ff=64, window=WINDOW,
             memory_size=WINDOW, compressed_size=2 * WINDOW // 4, compression_rate=4,
         )  # fmt: skip
         self.encoder = nn.Linear(FEATURES, config.d_model)
@@ -53,7 +53,7 @@ def train(steps: int) -> tuple[float, float, list[float]]:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     model = Classifier()
-    optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
+    optimiser = torch.optim.Adam(model.parameters(), lr=4e-3)
     losses = []
     for step in range(steps):
         x, label = streams(32, generator)
@@ -67,7 +67,7 @@ def train(steps: int) -> tuple[float, float, list[float]]:
         optimiser.step()
         optimiser.zero_grad()
         losses.append(float(total))
-        if step % 50 == 0:
+        if step % 20 == 0:
             print(f"step {step:4d}   loss {losses[-1]:.3f}")
 
     with torch.no_grad():
@@ -81,7 +81,7 @@ def train(steps: int) -> tuple[float, float, list[float]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=100)
     first, last, right = train(parser.parse_args().steps)
     print(f"loss {first:.3f} to {last:.3f}")
     print("accuracy at the end of each window: " + ", ".join(f"{share:.0%}" for share in right))
