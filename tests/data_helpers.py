@@ -1,8 +1,10 @@
-"""Archives and checksums for the tests of corpora."""
+"""Archives and checksums for the tests of corpora, and jobs that worker processes can import."""
 
 import gzip
 import hashlib
 import lzma
+import os
+import time
 import zipfile
 
 
@@ -18,3 +20,22 @@ def pack(path, name, data):
     else:
         path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(data))
     return path
+
+
+def negative(job):
+    time.sleep(0.02 * (job % 3 == 0))  # so that later jobs are done earlier
+    if job == 7:
+        raise ValueError("job 7 cannot be done")
+    return -job
+
+
+def die(job):
+    os._exit(3)
+
+
+def note_begin():
+    os.environ["BEGUN"] = "yes"
+
+
+def has_begun(job):
+    return os.environ.get("BEGUN")

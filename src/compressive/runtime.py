@@ -127,3 +127,14 @@ def describe_environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that readers see the old content or the new, never a part: written aside, then renamed.
+
+    Parent folders are created; text is written as UTF-8.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    partial.replace(path)

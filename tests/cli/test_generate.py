@@ -47,7 +47,7 @@ def test_text_is_what_the_function_draws(folder, capsys):
     assert done.code == 0
     assert done.out == text_of(folder, b"the cat", 40, seed=3)[0] + "\n"
     assert "prompt of 7 tokens read" in done.err
-    assert "40 drawn" in done.err
+    assert "40 sampled" in done.err
     assert "tokens/s" in done.err
 
 

@@ -61,7 +61,7 @@ def test_a_damaged_archive_is_named(tmp_path, ending, harm):
     if harm == "changed":
         packed[2000] ^= 255
     path.write_bytes({"cut short": packed[:-2000], "changed": packed, "something else": b"plain words"}[harm])
-    with pytest.raises(ValueError, match=rf"text\{ending} is damaged.* fetch it again"):
+    with pytest.raises(ValueError, match=rf"text\{ending} is damaged.* download it again"):
         list(read_blocks(path))
 
 

@@ -1,4 +1,4 @@
-"""Work shared out among processes: in order, few at a time, and never left alone."""
+"""The process pool: results in order, a bounded queue, and no process left behind."""
 
 import os
 import subprocess
@@ -6,10 +6,11 @@ import sys
 import time
 
 import pytest
+from data_helpers import die, has_begun, negative, note_begin
 
 from compressive.data.workers import AHEAD, cores, in_order
 
-# What processes do must be found in a module that they can import.
+# Worker processes must be able to import the functions they run.
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
@@ -24,25 +25,6 @@ if __name__ == "__main__":
     for done in in_order(work, iter(int, 1), 2):
         pass
 """
-
-
-def negative(job):
-    time.sleep(0.02 * (job % 3 == 0))  # so that later jobs are done earlier
-    if job == 7:
-        raise ValueError("job 7 cannot be done")
-    return -job
-
-
-def die(job):
-    os._exit(3)
-
-
-def note_begin():
-    os.environ["BEGUN"] = "yes"
-
-
-def has_begun(job):
-    return os.environ.get("BEGUN")
 
 
 def test_results_come_in_order_and_few_jobs_are_taken_ahead():
@@ -73,7 +55,7 @@ def test_an_error_comes_where_its_result_would():
 
 
 def test_a_process_that_dies_is_spoken_of():
-    with pytest.raises(ChildProcessError, match=r"one of 2 processes came to a sudden end.*--workers 1"):
+    with pytest.raises(ChildProcessError, match=r"one of 2 processes died.*--workers 1"):
         list(in_order(die, range(4), 2))
 
 

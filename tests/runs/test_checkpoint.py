@@ -66,7 +66,7 @@ def test_the_last_two_and_the_best_are_kept(tmp_path):
     ]  # fmt: skip
     assert checkpoint.best(tmp_path).step == 2
     (tmp_path / "step-00000002" / SHARD).unlink()
-    with pytest.warns(UserWarning, match="taking the newest in place of the best"):
+    with pytest.warns(UserWarning, match="using the newest instead of the best"):
         assert checkpoint.best(tmp_path).step == 6
 
 

@@ -150,13 +150,13 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(home, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_sound_is_drawn_by_the_same_steps_and_pictured(home, name, tmp_path, capsys):
+def test_audio_is_sampled_by_the_same_steps_and_plotted(home, name, tmp_path, capsys):
     run, out = home / "runs" / name, tmp_path / "new" / "a.wav"
     assert main(["generate", str(run), "--seconds", "0.01", "--out", str(out), "--seed", "3"]) == 0
-    assert "0.01 s of sound" in capsys.readouterr().err
+    assert "0.01 s of audio" in capsys.readouterr().err
     trained = Trained.load(Run.open(run))
-    drawn = generate(trained.model(trained.config), torch.tensor([128]), 240, seed=3)
-    codes = [int(token) for token in drawn]
+    sampled = generate(trained.model(trained.config), torch.tensor([128]), 240, seed=3)
+    codes = [int(token) for token in sampled]
     corpus = Corpus.open(home / "data" / "tiny")
     assert read_wav(out).astype("<i2").tobytes() == corpus.tokenizer.decode(codes)
     assert out.with_suffix(".png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -196,7 +196,7 @@ def test_a_wavenet_has_no_memory_sizes_to_change(home, capsys):
     assert main(["evaluate", run, "--empty-memory", "zeros"]) == 2
     assert "empty_memory='zeros'" in capsys.readouterr().err
     assert main(["analyze", run, "memory"]) == 2
-    assert "was trained on sound" in capsys.readouterr().err
+    assert "was trained on audio" in capsys.readouterr().err
 
 
 def test_a_transformer_s_memory_can_be_swept_on_speech(home, capsys):

@@ -277,8 +277,8 @@ def test_a_full_disk_does_not_end_training(data_dir, tmp_path, monkeypatch, caps
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["enwik9"], "preset='enwik9': expected the name of one first"),
-        ([], "preset=None: expected the name of one first"),
+        (["enwik9"], "preset='enwik9': expected a preset as the first argument"),
+        ([], "preset=None: expected a preset as the first argument"),
         (["enwik8", "--model.n-heads", "3"], "n_heads=3: expected a divisor"),
         (["enwik8", "--data.data-dir", "nowhere"], "compressive data prepare enwik8"),
         (["enwik8", "--model.compression-loss", "none"], "nothing would train the compressor"),

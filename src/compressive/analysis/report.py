@@ -28,6 +28,7 @@ from compressive.model.language_model import CompressiveLM
 from compressive.plotting import require_matplotlib
 from compressive.runs.run import Run
 from compressive.runs.trained import Trained
+from compressive.runtime import write_atomically
 
 if TYPE_CHECKING:
     from compressive.data.corpus import Corpus
@@ -78,7 +79,7 @@ def measure_run(
     test_tokens: int | None = 1_000_000,
     progress: Progress | None = None,
 ) -> Findings:
-    """Measure a run: analyses read about `tokens` tokens of `split` each; the first `test_tokens` test tokens are scored.
+    """Measure a run: analyses read about `tokens` tokens of `split` each; the first `test_tokens` of test are scored.
 
     Raises PlotError if matplotlib is missing.
     """
@@ -105,14 +106,11 @@ def measure_run(
 
 def write_report(run: Run, found: Findings, out: Path) -> None:
     """Write the page to `out`, and its main numbers as JSON beside it."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     figures = {"step": found.step, "parameters": found.parameters, "test": dataclasses.asdict(found.test)}
     if (worth := found.memory.compressed_worth) is not None:
         figures["compressed_memory_is_worth"] = dataclasses.asdict(worth)
-    for path, text in ((out.with_suffix(".json"), json.dumps(figures, indent=1) + "\n"), (out, _page(run, found))):
-        aside = path.with_name(f".{path.name}.partial")
-        aside.write_text(text, "utf-8")
-        aside.replace(path)
+    write_atomically(out.with_suffix(".json"), json.dumps(figures, indent=1) + "\n")
+    write_atomically(out, _page(run, found))
 
 
 def summary(found: Findings) -> str:

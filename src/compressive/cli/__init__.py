@@ -1,4 +1,4 @@
-"""The command line: one table from command to function, imports inside, so that help is instant.
+"""The command line: a table from command to module, imported on demand, so that --help is fast.
 
 compressive train enwik8-base --train.steps 1000
 """
@@ -12,27 +12,27 @@ from typing import NoReturn, TypeVar
 Options = TypeVar("Options")
 
 COMMANDS = {
-    "train": ("train", "train a model from a preset, with progress and checkpoints"),
-    "evaluate": ("evaluate", "score a run: bits per character, perplexity, other memory sizes"),
-    "generate": ("generate", "sample text from a run"),
-    "analyze": ("analyze", "see what a run's memory, attention and compression do"),
-    "data prepare": ("data", "download or read a corpus and write its tokens"),
+    "train": ("train", "train a model from a preset"),
+    "evaluate": ("evaluate", "score a run: bits per character, perplexity, any memory sizes"),
+    "generate": ("generate", "sample text or audio from a run"),
+    "analyze": ("analyze", "measure how a run uses memory, attention and compression"),
+    "data prepare": ("data", "download or read a corpus and tokenise it"),
     "data pg19 build": ("pg19.build", "build PG-19 from raw Project Gutenberg texts"),
-    "data pg19 verify": ("pg19.verify", "compare built books with the official ones, bit by bit"),
-    "data pg19 stats": ("pg19.stats", "the paper's tables of PG-19, from the built books"),
-    "data pg19 topics": ("pg19.topics", "topics of the built books"),
+    "data pg19 verify": ("pg19.verify", "compare built books with the official ones by SHA-256"),
+    "data pg19 stats": ("pg19.stats", "print the paper's PG-19 tables for the built books"),
+    "data pg19 topics": ("pg19.topics", "learn topics of the built books"),
     "rl train": ("rl.train", "train an agent whose memory is the Compressive Transformer"),
     "rl evaluate": ("rl.evaluate", "let an agent, chance or an oracle play: returns, right choices"),
     "rl watch": ("rl.watch", "play one episode and write it as a GIF or as pictures"),
-    "bench": ("bench", "see how fast a model trains and generates on this machine"),
-    "export": ("export", "write a run's model as one folder, to hand on"),
-    "config": ("config", "list presets, or show one in full"),
+    "bench": ("bench", "measure training and generation speed on this machine"),
+    "export": ("export", "export a run's model as one folder"),
+    "config": ("config", "list presets, or print one in full"),
 }
-"""Command to module of this package, whose `main` takes the remaining words, and what it is for."""
+"""Command to module of this package and description; the module's `main` takes the remaining arguments."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code; `arguments` default to `sys.argv[1:]`."""
     words = sys.argv[1:] if arguments is None else arguments
     for count in (3, 2, 1):
         name = " ".join(words[:count])
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     asked = not words or words[0] in ("-h", "--help", "help")
     width = max(map(len, COMMANDS))
     lines = [f"  compressive {name:<{width}}   {purpose}" for name, (_, purpose) in COMMANDS.items()]
-    text = "\n".join(["The Compressive Transformer.", "", *lines, "", "--help after any of them explains it."])
+    text = "\n".join(["The Compressive Transformer.", "", *lines, "", "Add --help to a command for its options."])
     if asked:
         print(text)
         return 0
@@ -52,9 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def with_new_flags(arguments: list[str], renamed: Mapping[str, str] | None = None) -> list[str]:
-    """Return the words with the flags and values of today; those of version 0.1 go on working, unlisted.
+    """Return the arguments with flags and values of version 0.1 replaced by the current ones.
 
-    `renamed` has a command's own flags, old to new; fields of configurations are renamed for all commands.
+    `renamed` maps a command's own old flags to new ones. Renamed configuration fields apply to all commands.
     """
     from compressive.config.presets import RENAMED, RENAMED_VALUES
 
@@ -76,10 +76,10 @@ def _flag(field: str) -> str:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with the exit code of a command.
+    """Exit the process with the exit code of a command.
 
-    One of several processes goes at once: gloo's threads may still hold tensors of its last exchange, and a thread that
-    wants the interpreter to let them go, while that is being taken down, aborts the process whatever its code was.
+    Under torchrun, interpreter shutdown is skipped: gloo's threads may still hold tensors of the last collective, and
+    a thread that releases them during shutdown aborts the process.
     """
     if "RANK" in os.environ:
         sys.stdout.flush()
@@ -89,7 +89,10 @@ def leave(code: int) -> NoReturn:
 
 
 def preset_first(arguments: list[str], names: list[str], shown: str) -> tuple[str, list[str]]:
-    """Take a preset's name off the front of the words; help, asked for without one, is that of the preset `shown`."""
+    """Split off the preset's name, the first argument; --help without a preset shows the options of `shown`.
+
+    Raises ValueError if the name is missing or unknown.
+    """
     if arguments and not arguments[0].startswith("-"):
         name: str | None = arguments[0]
     else:
@@ -97,7 +100,7 @@ def preset_first(arguments: list[str], names: list[str], shown: str) -> tuple[st
         if set(arguments) & {"-h", "--help"}:
             return shown, arguments
     if name is None or name not in names:
-        raise ValueError(f"preset={name!r}: expected the name of one first, of {', '.join(names)}")
+        raise ValueError(f"preset={name!r}: expected a preset as the first argument, one of {', '.join(names)}")
     return name, arguments[1:]
 
 
@@ -109,9 +112,9 @@ def run(
     description: str,
     renamed: Mapping[str, str] | None = None,
 ) -> int:
-    """Parse the words into `options`, call the function, and turn expected errors into one clear line.
+    """Parse the arguments into `options`, call the function and return its exit code; see `guarded` for errors.
 
-    `renamed` has flags that had another name in version 0.1, old to new.
+    `renamed` maps flags of version 0.1 to their current names.
     """
     import tyro
 
@@ -120,14 +123,14 @@ def run(
 
 
 def guarded(function: Callable[[], int], prog: str) -> int:
-    """Call; an error that a user can mend is printed without a traceback and gives exit code 2."""
+    """Call the function; print errors that a user can fix without a traceback, and return exit code 2 for them."""
     try:
         return function()
-    except BrokenPipeError:  # whoever read the output has had enough of it, as `head` does
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError, RuntimeError) as error:
-        if type(error) is RuntimeError:  # torch's own; its traceback is needed
+        if type(error) is RuntimeError:  # from torch, where the traceback is needed
             raise
         print(f"{prog}: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""`compressive config`: which presets there are, and what one of them holds."""
+"""`compressive config`: list presets, or print one in full."""
 
 from dataclasses import asdict, dataclass
 
@@ -11,15 +11,15 @@ from compressive.config.agent import AgentRun
 
 @dataclass(frozen=True)
 class Config:
-    """List presets, or show one in full."""
+    """List presets, or print one in full."""
 
     preset: tyro.conf.Positional[str | None] = None
-    """The preset to show; all names where none is given."""
+    """Preset to print; without one, all names are listed."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Print presets."""
-    return run(show, Config, arguments, prog, "List presets, or show one in full, defaults included.")
+    """Parse the arguments and print."""
+    return run(show, Config, arguments, prog, "List presets, or print one in full, defaults included.")
 
 
 def show(options: Config) -> int:

@@ -1,4 +1,4 @@
-"""`compressive data prepare`: download or read a corpus and write its tokens."""
+"""`compressive data prepare`: download or read a corpus and tokenise it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,46 +11,46 @@ from compressive.cli import guarded, run
 
 @dataclass(frozen=True)
 class Prepare:
-    """Download or read a corpus and write its tokens."""
+    """Download or read a corpus and tokenise it."""
 
     corpus: tyro.conf.Positional[
         Literal["enwik8", "wikitext103", "wikitext2", "pg19", "text", "speech", "ljspeech", "libritts"]
     ]
-    """A published corpus, or text or speech of your own."""
+    """A published corpus, or `text` or `speech` for your own files."""
     paths: tyro.conf.Positional[tuple[Path, ...]] = ()
     """For text: files (plain, .zip, .gz, .xz), folders with *.txt, or one folder with train/, valid/ and test/."""
     source: Path | None = None
-    """For a published corpus: take this file (plain, .zip, .gz, .xz) or folder instead of downloading; for pg19 the
-    folder that `compressive data pg19 build` has filled; for speech a folder or archive of wav and flac."""
+    """For a published corpus: read this file (plain, .zip, .gz, .xz) or folder instead of downloading. For pg19: the
+    folder written by `compressive data pg19 build`. For speech: a folder or archive of wav and flac files."""
     data_dir: Path = Path("data")
-    """Folder of all corpora."""
+    """Folder of prepared corpora."""
     tokenizer: Literal["auto", "bytes", "words", "bpe", "mulaw", "pcm16"] = "auto"
-    """How text becomes tokens; auto: words for WikiText, bpe for pg19, bytes for all else. Speech: mulaw, 8 bits, or
-    pcm16, all 16."""
+    """Kind of tokens. auto: words for WikiText, bpe for pg19, mulaw for speech, bytes otherwise. For speech: mulaw
+    (8 bits) or pcm16 (16 bits)."""
     vocab_size: int = 32000
-    """Number of tokens, for bpe."""
+    """Vocabulary size, for bpe."""
     vocabulary: Path | None = None
-    """A tokenizer.json, or the folder of a corpus that has one, instead of a vocabulary learnt from the train split."""
+    """A tokenizer.json, or the folder of a corpus with one, to use instead of learning a vocabulary."""
     name: str | None = None
-    """Name of the corpus and of its folder in data_dir; by default the published one, or that of the only path."""
+    """Name of the corpus and of its folder in data_dir; default: the published name, or that of the only path."""
     split: tuple[float, float, float] = (0.9, 0.05, 0.05)
-    """For text or speech that is not cut already: shares of train, valid and test; speech is cut between clips."""
+    """Shares of train, valid and test, for your own text or speech without splits; speech is cut between clips."""
     workers: int = 0
-    """Processes that tokenise; 0: one per core if there is much to do."""
+    """Processes that tokenise; 0: one per core for large corpora, else one."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Parse the words, then prepare."""
-    return run(prepare, Prepare, arguments, prog, "Download or read a corpus and write its tokens.")
+    """Parse the arguments and prepare."""
+    return run(prepare, Prepare, arguments, prog, "Download or read a corpus and tokenise it.")
 
 
 def prepare(options: Prepare) -> int:
-    """Prepare a corpus; what a user can mend is one line on stderr and exit code 2."""
+    """Prepare a corpus; errors that a user can fix are one line on stderr and exit code 2."""
     return guarded(lambda: _prepare(options), "compressive data prepare")
 
 
 def _prepare(options: Prepare) -> int:
-    from compressive.data import prepare as room
+    from compressive.data import prepare
 
-    room.prepare(**vars(options))
+    prepare.prepare(**vars(options))
     return 0

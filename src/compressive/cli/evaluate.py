@@ -86,6 +86,7 @@ def _evaluate(options: Evaluate, world: "World") -> int:
     from compressive.plotting import PlotError, require_matplotlib
     from compressive.runs.run import Run
     from compressive.runs.trained import EvalConfig, Trained
+    from compressive.runtime import write_atomically
     from compressive.speech.floors import floors
 
     source = Run.open(options.run)
@@ -131,7 +132,9 @@ def _evaluate(options: Evaluate, world: "World") -> int:
             results.append(result)
             report = _report(about, results, is_sweep=len(configs) > 1)
             if world.is_first:
-                _write(path, report)  # after each result, so that an interrupted sweep keeps the finished ones
+                write_atomically(
+                    path, report + "\n"
+                )  # after each result, so that an interrupted sweep keeps the finished ones
     if not world.is_first:
         return 0
 
@@ -273,10 +276,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.partial")
-    aside.write_text(text + "\n", "utf-8")
-    aside.replace(path)

@@ -1,4 +1,4 @@
-"""Write a run's model as one folder, to hand on.
+"""Export a run's model as one folder.
 
 compressive export runs/enwik8 --out release/enwik8
 """
@@ -19,20 +19,21 @@ class Export:
     run: Positional[Path]
     """Folder of the run."""
     out: Path
-    """Folder to write, which must not exist yet: safetensors, configuration and tokeniser."""
+    """Folder to create, for the weights as safetensors, the configuration and the tokeniser."""
     which: Literal["best", "last"] = "best"
-    """Which checkpoint."""
+    """Checkpoint to load: the one with the lowest validation loss, or the last."""
     data_dir: Path | None = None
-    """Folder that holds the run's corpus, if it has moved since training."""
+    """Folder of prepared corpora; default: the one used in training."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Parse the words and export."""
-    return run_command(export, Export, arguments, prog, "Write a run's model as one folder, to hand on.")
+    """Parse the arguments and export."""
+    description = "Export a run's model as one folder, which evaluate, generate and analyze take instead of a run."
+    return run_command(export, Export, arguments, prog, description)
 
 
 def export(options: Export) -> int:
-    """Write the folder."""
+    """Write the folder and print its size."""
     from compressive.runs import export as release
     from compressive.runs.run import Run
 

@@ -1,4 +1,4 @@
-"""Sample text from a run, or sound.
+"""Sample text or audio from a run.
 
 compressive generate runs/enwik8 --prompt "The Roman Empire" --samples 3
 compressive generate runs/pg19 --prompt-file built/test/860.txt --prompt-length 512 --length 2000
@@ -27,53 +27,53 @@ if TYPE_CHECKING:
 
 @dataclass
 class Generate:
-    """What to continue, and how."""
+    """The prompt to continue, and the sampling options."""
 
     run: Positional[Path]
-    """Folder of the run."""
+    """Folder of the run or release."""
     prompt: str | None = None
-    """Text to continue; without one the text begins after a newline."""
+    """Text to continue; without one, sampling starts after a newline."""
     prompt_file: Path | None = None
-    """File with the text to continue, a whole book if you like; - reads standard input. Of sound, a wav or flac."""
+    """File to continue: a text of any length, or a wav or flac for audio; - reads standard input."""
     prompt_length: int | None = None
-    """Read only so many tokens of it, from its beginning, as the opening of a book."""
+    """Use only the first PROMPT_LENGTH tokens of the prompt."""
     length: int = 500
-    """How many tokens to draw."""
+    """Tokens to sample."""
     seconds: float | None = None
-    """Of sound: how long it shall be, in place of a length."""
+    """For audio: duration to sample, instead of --length."""
     samples: int = 1
-    """How many continuations to draw side by side."""
+    """Number of continuations, sampled in one batch."""
     temperature: float = 1.0
-    """Below 1 sharpens the distribution, above flattens it; 0 always takes the most likely token."""
+    """Softmax temperature: below 1 sharpens the distribution, above 1 flattens it; 0 takes the most likely token."""
     top_p: float = 0.98
-    """Nucleus: draw from the smallest set of tokens with this much probability; 1 for all."""
+    """Nucleus sampling: sample from the smallest set of tokens with this total probability; 1 for all."""
     top_k: int = 0
-    """Draw from so many of the most likely tokens only; 0 for all."""
+    """Sample from the TOP_K most likely tokens only; 0 for all."""
     seed: int = 0
-    """Seed of the draw; the same seed gives the same text."""
+    """Random seed; the same seed gives the same output."""
     which: Literal["best", "last"] = "best"
-    """Which checkpoint."""
+    """Checkpoint to load: the one with the lowest validation loss, or the last."""
     memory_size: int | None = None
-    """Slots of recent memory, if other than in training."""
+    """Slots of recent memory per layer; default: as in training."""
     compressed_size: int | None = None
-    """Slots of compressed memory, if other than in training."""
+    """Slots of compressed memory per layer; default: as in training."""
     empty_memory: Literal["auto", "zeros", "masked"] = "auto"
-    """Slots not yet written: seen as zeros, or masked; auto: as in training, but masked where memory is larger."""
+    """Empty slots: attended to as zeros, or masked. auto: as in training, but masked if memory is larger."""
     device: str = "auto"
-    """Where to run: auto takes a GPU if there is one."""
+    """Device, e.g. cpu or cuda:0; auto: a GPU if there is one."""
     out: Path | None = None
-    """File to write the text to, in place of the terminal; of sound, the wav, and beside it a picture."""
+    """File for the text, instead of the terminal. For audio: the wav, with a spectrogram beside it."""
     data_dir: Path | None = None
-    """Folder that holds the run's corpus, whose tokeniser is needed, if it has moved since training."""
+    """Folder of prepared corpora, for the tokeniser; default: the one used in training."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Parse the words and generate."""
-    return run_command(generate, Generate, arguments, prog, "Sample text or sound from a run, as it comes.")
+    """Parse the arguments and generate."""
+    return run_command(generate, Generate, arguments, prog, "Sample text or audio from a run; text is streamed.")
 
 
 def generate(options: Generate) -> int:
-    """Stream the first sample as it comes; the others, drawn beside it, follow when it is done."""
+    """Stream the first sample token by token; the others, sampled in the same batch, are printed after it."""
     import torch
 
     from compressive.inference.generate import generate
@@ -85,7 +85,7 @@ def generate(options: Generate) -> int:
 
     run = Run.open(options.run)
     if options.prompt_length is not None and options.prompt_length < 1:
-        raise ValueError(f"prompt_length={options.prompt_length}: expected at least 1; leave it out to read the whole")
+        raise ValueError(f"prompt_length={options.prompt_length}: expected at least 1; leave it out to read all of it")
     tokenizer = run.tokenizer(options.data_dir)
     length = _length(options, tokenizer.is_audio)
     if tokenizer.is_audio:
@@ -93,11 +93,10 @@ def generate(options: Generate) -> int:
     else:
         opening = encode_prompt(tokenizer, _prompt(options))[: options.prompt_length]
     prompt = torch.from_numpy(opening.astype("int64"))
-    # A model trained with zeros expects them at the beginning of a text, but not more of them than it was trained with.
     trained = Trained.load(run, options.which)
     config = trained.eval_config(options.memory_size, options.compressed_size, options.empty_memory)
     model = trained.model(config.model, pick_device(options.device))
-    drawn = generate(
+    sampled = generate(
         model,
         prompt,
         length,
@@ -108,14 +107,14 @@ def generate(options: Generate) -> int:
         seed=options.seed,
     )
     if tokenizer.is_audio:
-        return _audio(options, run, tokenizer, drawn, length)
+        return _write_audio(options, run, tokenizer, sampled, length)
     streams = [TextStream(tokenizer, int(prompt[-1])) for _ in range(options.samples)]
     waiting: list[list[str]] = [[] for _ in streams[1:]]
 
     began, first_token = time.perf_counter(), 0.0
     with nullcontext(sys.stdout) if options.out is None else options.out.open("w", encoding="utf-8") as sink:
         sink.write(_header(1, options.samples))
-        for tokens in drawn:
+        for tokens in sampled:
             first_token = first_token or time.perf_counter()
             shown, *held = (stream.push(token) for stream, token in zip(streams, tokens.tolist(), strict=True))
             sink.write(shown)
@@ -131,7 +130,7 @@ def generate(options: Generate) -> int:
     count = length * options.samples
     speed = f", {(count - options.samples) / (ended - first_token):,.0f} tokens/s" if length > 1 else ""
     print(
-        f"prompt of {len(prompt):,} tokens read in {first_token - began:.1f} s; {count:,} drawn in "
+        f"prompt of {len(prompt):,} tokens read in {first_token - began:.1f} s; {count:,} sampled in "
         f"{ended - first_token:.1f} s{speed}",
         file=sys.stderr,
     )
@@ -139,7 +138,7 @@ def generate(options: Generate) -> int:
 
 
 def _length(options: Generate, is_audio: bool) -> int:
-    """How many tokens to draw, sound being asked for by its seconds, into a file."""
+    """Return how many tokens to sample; raise ValueError for options that do not fit text or audio."""
     from compressive.data.speech.codes import RATE
 
     if not is_audio:
@@ -148,10 +147,10 @@ def _length(options: Generate, is_audio: bool) -> int:
         return options.length
     if options.prompt is not None:
         raise ValueError(
-            f"prompt={options.prompt!r}: the run was trained on sound; give --prompt-file with a wav or flac"
+            f"prompt={options.prompt!r}: the run was trained on audio; give --prompt-file with a wav or flac"
         )
     if options.out is None or options.out.suffix.lower() != ".wav":
-        raise ValueError(f"out={options.out}: the run was trained on sound; give a file for it, such as --out a.wav")
+        raise ValueError(f"out={options.out}: the run was trained on audio; give a wav file, such as --out a.wav")
     if options.seconds is None:
         return options.length
     if not options.seconds > 0 or options.seconds * RATE < 1:
@@ -159,8 +158,10 @@ def _length(options: Generate, is_audio: bool) -> int:
     return round(options.seconds * RATE)
 
 
-def _audio(options: Generate, run: "Run", tokenizer: "Tokenizer", drawn: "Iterator[Tensor]", length: int) -> int:
-    """Write each sample as a wav, and all of them beside real sound as a picture."""
+def _write_audio(
+    options: Generate, run: "Run", tokenizer: "Tokenizer", sampled: "Iterator[Tensor]", length: int
+) -> int:
+    """Write each continuation as a wav, and spectrograms of all next to real audio."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -176,24 +177,23 @@ def _audio(options: Generate, run: "Run", tokenizer: "Tokenizer", drawn: "Iterat
         paths = [options.out.with_stem(f"{options.out.stem}-{i + 1}") for i in range(options.samples)]
     console, began = Console(stderr=True), time.perf_counter()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("drawing samples", total=length)
-        for count in write_samples(drawn, tokenizer, paths):
+        task = bar.add_task("sampling", total=length)
+        for count in write_samples(sampled, tokenizer, paths):
             bar.update(task, completed=count)
     took = time.perf_counter() - began
     print(
-        f"{length / RATE:.2f} s of sound in {took:.1f} s, {options.samples * length / took:,.0f} samples/s: "
+        f"{length / RATE:.2f} s of audio in {took:.1f} s, {options.samples * length / took:,.0f} samples/s: "
         f"{', '.join(map(str, paths))}",
         file=sys.stderr,
     )
-    sounds = {f"drawn, {path.name}": read_wav(path) for path in paths}
-    picture = options.out.with_suffix(".png")
+    generated = {f"Sampled ({path.name})": read_wav(path) for path in paths}
+    figure = options.out.with_suffix(".png")
     try:
-        plot_spectrograms(
-            {"real, of the test split": real_audio(run.corpus(options.data_dir), length)} | sounds, picture
-        )
-        print(f"spectrograms: {picture}", file=sys.stderr)
-    except (PlotError, FileNotFoundError) as error:  # no matplotlib, or no corpus beside a release
-        print(f"no picture: {error}", file=sys.stderr)
+        real = {"Real (test split)": real_audio(run.corpus(options.data_dir), length)}
+        plot_spectrograms(real | generated, figure)
+        print(f"spectrograms: {figure}", file=sys.stderr)
+    except (PlotError, FileNotFoundError) as error:  # no matplotlib, or a release without its corpus
+        print(f"no spectrograms: {error}", file=sys.stderr)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Checks that all configurations share: every error names the field, its value and what was expected."""
+"""Checks shared by all configurations; each error names the field, its value and what was expected."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 
 def check_values(config: Any, zero_allowed: tuple[str, ...] = ()) -> None:
-    """Refuse names that are none, counts below 1 and numbers that are not above 0; some fields may also be 0."""
+    """Raise ValueError for unknown choices, ints below 1 and floats not above 0; `zero_allowed` fields may be 0."""
     check_choices(config)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -20,7 +20,7 @@ def check_values(config: Any, zero_allowed: tuple[str, ...] = ()) -> None:
 
 
 def check_choices(config: Any) -> None:
-    """Refuse a value that is not among the choices of its `Literal` type."""
+    """Raise ValueError if a value is not among the choices of its `Literal` type."""
     for field in dataclasses.fields(config):
         if (choices := get_args(field.type)) and all(isinstance(choice, str) for choice in choices):
             value = getattr(config, field.name)
@@ -28,7 +28,7 @@ def check_choices(config: Any) -> None:
 
 
 def is_int(value: object) -> bool:
-    """Whether a value is an integer, and not a bool."""
+    """Return whether a value is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -1,4 +1,4 @@
-"""The models: the Compressive Transformer, and WaveNet, the baseline on speech."""
+"""Model configurations: the Compressive Transformer, and WaveNet, the speech baseline."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ Head = Literal["softmax", "logistics"]
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The Compressive Transformer; with `compressed_size=0` everywhere it is a TransformerXL."""
+    """The Compressive Transformer; with `compressed_size=0` in all layers it is a TransformerXL."""
 
     vocab_size: int = 256
-    """Number of different tokens; 256 for bytes."""
+    """Vocabulary size; 256 for bytes."""
     n_layers: int = 12
     """Number of layers, l in the paper."""
     d_model: int = 512
@@ -31,37 +31,37 @@ class ModelConfig:
     d_ff: int = 2048
     """Hidden width of each layer's MLP."""
     dropout: float = 0.0
-    """Dropout on the input, the position code, both branches of a layer, the MLP's hidden units and the output."""
+    """Dropout on the input, the position encoding, both branches of a layer, the MLP's hidden units and the output."""
     attention_dropout: float = 0.0
     """Dropout on the attention weights."""
     window: int = 512
-    """Longest stretch of tokens read at once, n_s in the paper."""
+    """Maximum tokens per forward pass, n_s in the paper."""
     memory_size: PerLayer = 512
-    """Slots of recent memory, n_m: one number, or one per layer."""
+    """Slots of recent memory, n_m in the paper: one number, or one per layer."""
     compressed_size: PerLayer = 512
-    """Slots of compressed memory, n_cm: one number, or one per layer; 0 everywhere is a TransformerXL."""
+    """Slots of compressed memory, n_cm: one number, or one per layer; 0 in all layers gives a TransformerXL."""
     compression_rate: PerLayer = 4
-    """How many old memories become one compressed memory, c: one number, or one per layer."""
+    """Memories compressed into one, c in the paper: one number, or one per layer."""
     compression: Compression = "conv"
-    """The compression function f_c."""
+    """Compression function f_c."""
     compression_loss: CompressionLoss = "attention"
-    """What trains f_c: attention reconstruction, auto-encoding, or none (then only BPTT can)."""
+    """Loss that trains f_c: attention reconstruction, auto-encoding, or none (BPTT only)."""
     compressed_positions: CompressedPositions = "shared"
-    """Whether compressed slots share the position code of the others, or have a W_r and bias of their own."""
+    """Relative positions of compressed slots: shared with the other slots, or with a separate W_r and bias."""
     empty_memory: EmptyMemory = "zeros"
-    """Slots not yet written: zeros that take part in attention (Algorithm 1), or masked from it."""
+    """Empty slots: zeros take part in attention (Algorithm 1); masked do not."""
     norm: Norm = "post"
-    """Layer norm after each residual sum (Algorithm 1), or before each branch."""
+    """Layer norm: post, after each residual sum (Algorithm 1), or pre, before each branch."""
     adaptive_cutoffs: tuple[int, ...] = ()
-    """Where the vocabulary, most frequent first, is cut into bands for adaptive input and softmax; empty: plain."""
+    """Band edges of adaptive input and softmax over tokens sorted by frequency; empty for a plain softmax."""
     adaptive_factor: int = 4
-    """By how much each further band of the adaptive embedding is narrower than the one before."""
+    """Factor by which each band of the adaptive embedding is narrower than the previous one."""
     head: Head = "softmax"
-    """Distribution of the next token: a softmax, or a mixture of logistics over ordered codes, as of 16-bit sound."""
+    """Output distribution: softmax, or a mixture of logistics over ordered codes, as in 16-bit audio."""
     mixtures: int = 10
-    """Logistics in that mixture."""
+    """Components of the mixture of logistics."""
     architecture: Literal["compressive"] = "compressive"
-    """Which kind of model this is, in files."""
+    """Kind of model, as written in configuration files."""
 
     def __post_init__(self) -> None:
         for name in ("memory_size", "compressed_size", "compression_rate", "adaptive_cutoffs"):
@@ -71,7 +71,7 @@ class ModelConfig:
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> Self:
-        """Return the model of a preset, some of its values replaced."""
+        """Return a preset's model configuration with some values replaced; raise ValueError if it is not this kind."""
         values = load_preset(name)["model"] | overrides
         if (kind := values.get("architecture", "compressive")) != "compressive":
             raise ValueError(
@@ -101,9 +101,15 @@ class ModelConfig:
 
     @property
     def temporal_range(self) -> int:
-        """How many tokens back, before its window, a token can matter: l × (n_m + c·n_cm) for equal layers."""
+        """Tokens before the window that can influence a prediction: l × (n_m + c·n_cm) for equal layers."""
         layers = zip(self.memory_sizes, self.compression_rates, self.compressed_sizes, strict=True)
         return sum(recent + rate * compressed for recent, rate, compressed in layers)
+
+    @property
+    def memory_span(self) -> int:
+        """How many tokens fill the memories of every layer."""
+        layers = zip(self.memory_sizes, self.compression_rates, self.compressed_sizes, strict=True)
+        return max(recent + rate * compressed for recent, rate, compressed in layers)
 
     def _per_layer(self, value: PerLayer) -> tuple[int, ...]:
         return (value,) * self.n_layers if isinstance(value, int) else value
@@ -111,30 +117,30 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class WaveNetConfig:
-    """WaveNet (van den Oord et al. 2016), the baseline on speech: gated, dilated, causal convolutions."""
+    """WaveNet (van den Oord et al. 2016), the speech baseline: gated, dilated, causal convolutions."""
 
     vocab_size: int = 256
-    """Number of different samples; 256 for 8-bit mu-law codes."""
+    """Vocabulary size; 256 for 8-bit mu-law codes."""
     n_layers: int = 30
-    """Number of layers; dilations double from layer to layer and begin again at 1 after each cycle."""
+    """Number of layers; the dilation doubles with each layer and returns to 1 after each cycle."""
     cycle: int = 10
-    """Layers in a cycle: 10 for dilations from 1 to 512."""
+    """Layers per cycle; 10 gives dilations from 1 to 512."""
     kernel: int = 3
-    """Samples that one convolution joins."""
+    """Kernel size of each convolution, in samples."""
     residual: int = 416
-    """Width of the activations, and of each of the two halves of a gate."""
+    """Width of the residual stream, and of each half of a gate."""
     skip: int = 256
-    """Width of the sum of all layers' contributions to the output."""
+    """Width of the skip connections that are summed into the output."""
     dropout: float = 0.0
     """Dropout on the input of every convolution."""
     window: int = 3840
-    """Samples read at once; what came before is carried as memory, the whole receptive field of it."""
+    """Samples per forward pass; the preceding receptive field is carried as memory."""
     head: Head = "softmax"
-    """Distribution of the next sample: a softmax, or a mixture of logistics over ordered codes, as of 16-bit sound."""
+    """Output distribution: softmax, or a mixture of logistics over ordered codes, as in 16-bit audio."""
     mixtures: int = 10
-    """Logistics in that mixture."""
+    """Components of the mixture of logistics."""
     architecture: Literal["wavenet"] = "wavenet"
-    """Which kind of model this is, in files."""
+    """Kind of model, as written in configuration files."""
 
     def __post_init__(self) -> None:
         _check_values(self)
@@ -146,8 +152,13 @@ class WaveNetConfig:
         return tuple(2 ** (layer % self.cycle) for layer in range(self.n_layers))
 
     @property
+    def memory_span(self) -> int:
+        """How many samples fill the memory."""
+        return self.receptive_field
+
+    @property
     def receptive_field(self) -> int:
-        """How many samples, the newest included, can matter to a prediction."""
+        """Samples, the newest included, that a prediction depends on."""
         return 1 + (self.kernel - 1) * sum(self.dilations)
 
 
@@ -155,14 +166,14 @@ AnyModelConfig = ModelConfig | WaveNetConfig
 
 
 def transformer(config: AnyModelConfig) -> ModelConfig:
-    """Return the configuration if it is one of a Compressive Transformer, and refuse a baseline."""
+    """Return the configuration if it is a Compressive Transformer's; raise ValueError for a WaveNet."""
     if not isinstance(config, ModelConfig):
         raise ValueError(f"architecture={config.architecture!r}: expected a Compressive Transformer or TransformerXL")
     return config
 
 
 def _check(config: ModelConfig) -> None:
-    """Refuse what cannot work, naming the value, what was expected and the remedy."""
+    """Raise ValueError for values that cannot work, naming the value, what was expected and the remedy."""
     _check_values(config)
     _check_head(config)
 
@@ -178,13 +189,13 @@ def _check(config: ModelConfig) -> None:
         config.d_model % 2 == 0,
         "d_model",
         config.d_model,
-        "an even number, as sines and cosines come in pairs",
+        "an even number, as position encodings have sine-cosine pairs",
     )
     require(
         config.d_model % config.n_heads == 0,
         "n_heads",
         config.n_heads,
-        f"a divisor of d_model={config.d_model}; choose another number of heads or width",
+        f"a divisor of d_model={config.d_model}; change n_heads or d_model",
     )
     cutoffs = config.adaptive_cutoffs
     require(
@@ -194,13 +205,13 @@ def _check(config: ModelConfig) -> None:
         and all(0 < cut < config.vocab_size for cut in cutoffs),
         "adaptive_cutoffs",
         cutoffs,
-        f"rising whole numbers between 0 and vocab_size={config.vocab_size}",
+        f"increasing whole numbers between 0 and vocab_size={config.vocab_size}",
     )
     require(
         config.adaptive_factor ** len(cutoffs) <= config.d_model,
         "adaptive_factor",
         config.adaptive_factor,
-        f"a factor that leaves each of {len(cutoffs) + 1} bands a width of at least 1; lower it or cut less often",
+        f"a factor that leaves each of {len(cutoffs) + 1} bands a width of at least 1; lower it or use fewer cutoffs",
     )
 
     dropped = []
@@ -212,25 +223,25 @@ def _check(config: ModelConfig) -> None:
             recent > 0,
             "memory_size",
             recent,
-            f"at least 1 in layer {layer}, whose compressed_size={compressed} is fed from it; or set that to 0",
+            f"at least 1 in layer {layer}, which has compressed_size={compressed}; or set that to 0",
         )
         require(
             rate <= config.window,
             "compression_rate",
             rate,
-            f"at most window={config.window} in layer {layer}: nothing would ever be compressed; lower it",
+            f"at most window={config.window} in layer {layer}: otherwise nothing is ever compressed; lower it",
         )
         if config.window % rate:
             dropped.append(f"{config.window % rate} in layer {layer} (compression_rate={rate})")
     if dropped:
         warn_once(
-            f"window={config.window} is not a multiple of compression_rate: of each window's evicted memories "
-            f"the newest are dropped uncompressed, {', '.join(dropped)}"
+            f"window={config.window} is not a multiple of compression_rate: the newest memories evicted by each "
+            f"window are dropped uncompressed, {', '.join(dropped)}"
         )
 
 
 def _check_values(config: AnyModelConfig) -> None:
-    """Check every field by itself, as far as its type says what it may be."""
+    """Check each field by its type: choices, floats from 0 to below 1, ints from 1 on."""
     check_choices(config)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

@@ -1,4 +1,4 @@
-"""A training run: its data, its protocol, and the model it trains."""
+"""Configuration of a training run: data, training protocol, model."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -15,64 +15,64 @@ Attention = Literal["auto", "reference", "fused"]
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which text to train on."""
+    """The corpus to train on."""
 
     corpus: str = "enwik8"
-    """Name of a corpus that `compressive data prepare` has written."""
+    """Name of a corpus written by `compressive data prepare`."""
     data_dir: str = "data"
-    """Folder that holds prepared corpora."""
+    """Folder of prepared corpora."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How to train: the paper's protocol by default, for characters."""
+    """Training protocol; the defaults are the paper's for character models."""
 
     steps: int = 104_000
-    """How many steps to train for; one step reads `unroll` windows in every stream."""
+    """Training steps; one step reads `unroll` windows of every stream."""
     batch: int = 32
-    """Streams: contiguous streams of the corpus that are read side by side, each with its memory."""
+    """Batch size: the corpus is cut into this many contiguous streams, each with its own memory."""
     unroll: int = 1
-    """Windows per step through which gradients flow; 2 trains compression by BPTT."""
+    """BPTT windows per step, through which gradients flow; 2 trains the compressor by BPTT."""
     learning_rate: float = 3e-4
-    """Highest learning rate, reached when warm-up ends."""
+    """Peak learning rate, reached at the end of the warm-up."""
     initial_learning_rate: float = 1e-6
     """Learning rate of the first step."""
     final_learning_rate: float = 1e-6
-    """Learning rate when the cosine decay ends, and from then on."""
+    """Learning rate at the end of the cosine decay and after it."""
     warmup_steps: int = 4_000
     """Steps of linear warm-up."""
     decay_steps: int = 100_000
     """Steps of cosine decay after the warm-up."""
     clip: float = 0.1
-    """Largest gradient norm, for the model and for its compressors apart."""
+    """Gradient norm to clip at, separately for the model and for its compressors."""
     update_every: int = 4
-    """Average gradients over so many steps per update, once `update_every_from` is reached."""
+    """Steps whose gradients are averaged into one update, from step `update_every_from` on."""
     update_every_from: int = 60_000
-    """Step from which `update_every` holds; before it every step is an update."""
+    """Step from which `update_every` applies; before it, every step is an update."""
     precision: Precision = "fp32"
-    """Arithmetic of the matrix products: fp32, or bf16 by autocast, with memory in bf16 and weights in fp32."""
+    """Precision of matrix products: fp32, or bf16 by autocast (memory in bf16, weights in fp32)."""
     attention: Attention = "auto"
-    """Which form of attention runs: reference, plain torch; fused, the kernels; auto, kernels in bf16 on a GPU."""
+    """Attention implementation: reference (plain torch), fused (kernels) or auto (kernels in bf16 on a GPU)."""
     compile: bool = False
-    """Compile the layers; takes half a minute or so at the start."""
+    """Compile the layers with torch.compile; adds about half a minute at the start."""
     cuda_graph: bool = True
-    """Capture steps as CUDA graphs, which one GPU that trains alone can: a step then costs the host one launch."""
+    """Capture steps as CUDA graphs, so that a step is one launch; needs a single GPU process, ignored otherwise."""
     parallel: Parallel = "ddp"
-    """What several processes, started by torchrun, share: ddp, the gradients; fsdp, weights and optimiser as well."""
+    """With torchrun: ddp averages gradients; fsdp also shards weights and optimiser state."""
     recompute: bool = False
-    """Keep only each layer's input for the backward pass and compute the rest again: less memory, more time."""
+    """Activation checkpointing: keep only each layer's input and recompute the rest in the backward pass."""
     device: str = "auto"
-    """Where to run: auto takes a GPU if there is one."""
+    """Device, e.g. cpu or cuda:0; auto: a GPU if there is one."""
     seed: int = 0
     """Seed of the weights and of dropout."""
     log_every: int = 50
-    """Steps between lines of metrics."""
+    """Steps between metric records."""
     eval_every: int = 1_000
     """Steps between evaluations on the validation split; 0 for none."""
     eval_tokens: int = 500_000
-    """How much of the validation split such an evaluation reads."""
+    """Tokens of the validation split that such an evaluation reads."""
     eval_test: bool = False
-    """Read as much of the test split as well, for a curve; the best checkpoint is that of the validation split."""
+    """Also evaluate `eval_tokens` of the test split, for a curve; the best checkpoint is still chosen on validation."""
     sample_every: int = 5_000
     """Steps between text samples; 0 for none."""
     sample_tokens: int = 400
@@ -103,17 +103,17 @@ class RunConfig:
         if trainable and self.model.compression_loss == "none" and self.train.unroll == 1:
             raise ValueError(
                 f"compression={self.model.compression!r} with compression_loss='none' and unroll=1: nothing would "
-                "train the compressor; give it a loss (attention, autoencoding) or BPTT through unroll=2"
+                "train the compressor; set a compression_loss (attention, autoencoding), or BPTT with unroll=2"
             )
 
     @classmethod
     def from_preset(cls, name: str) -> Self:
-        """Return the run that a preset describes."""
+        """Return the configuration of a preset."""
         return cls.from_tables(load_preset(name))
 
     @classmethod
     def from_tables(cls, tables: dict[str, Any]) -> Self:
-        """Build a run from nested tables, such as a preset or a saved configuration holds."""
+        """Build a configuration from the nested tables of a preset or of a saved config.json."""
         wavenet = tables.get("model", {}).get("architecture") == "wavenet"
         model = WaveNetConfig if wavenet else ModelConfig
         return cls(**read_tables(tables, {"model": model, "data": DataConfig, "train": TrainConfig}))

@@ -1,1 +1,1 @@
-"""Corpora: where they come from, how they become tokens, and how tokens become batches."""
+"""Corpora: sources, tokenisers, preparation, and the streams that training reads."""

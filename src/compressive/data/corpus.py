@@ -1,11 +1,11 @@
-"""A prepared corpus: a folder of token files that are memory-mapped, and streams through them.
+"""A prepared corpus: a folder of memory-mapped token files, and the streams that training reads from them.
 
-    train.bin valid.bin test.bin   tokens, little-endian, nothing else
-    tokenizer.json                 from text to tokens and back
-    clips.csv                      of sound only: where each clip begins and ends, and what it was made of
-    manifest.json                  counts, checksums, where the text came from; written last
+    train.bin valid.bin test.bin   tokens, little-endian, without a header
+    tokenizer.json                 the tokeniser
+    clips.csv                      for audio only: start, end and source of each clip
+    manifest.json                  counts, checksums, sources; written last
 
-A folder is filled aside and takes its name when it is whole, so a folder with that name is a whole corpus.
+A corpus is written to a temporary folder and renamed when complete, so an existing folder is a complete corpus.
 """
 
 import csv
@@ -35,26 +35,26 @@ FORMAT = 1
 SPLITS = ("train", "valid", "test")
 MANIFEST = "manifest.json"
 CLIPS = "clips.csv"
-ABANDONED = 24 * 3600.0  # seconds after which what a killed run left beside a corpus is cleared away
+ABANDONED = 24 * 3600.0  # seconds after which temporary folders of killed processes are deleted
 
 
 @dataclass(frozen=True)
 class SplitInfo:
-    """What is known of one split."""
+    """Counts and checksum of one split."""
 
     tokens: int
     """Number of tokens."""
     bytes: int
-    """Bytes of the text that they were made of."""
+    """Bytes of the original text."""
     words: int
-    """Words of that text, as white space (of ASCII) separates them."""
+    """Words of the original text, separated by ASCII white space."""
     sha256: str
-    """Of the token file."""
+    """SHA-256 of the token file."""
 
 
 @dataclass(frozen=True)
 class Clip:
-    """A stretch of a split that has nothing to do with what comes before it, as clips.csv has it."""
+    """One row of clips.csv: a range of a split that is independent of what precedes it."""
 
     split: str
     start: int
@@ -63,34 +63,34 @@ class Clip:
 
     @property
     def size(self) -> int:
-        """Its tokens."""
+        """Number of tokens."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a corpus is made of, as manifest.json has it."""
+    """The contents of manifest.json."""
 
     name: str
-    """The corpus."""
+    """Name of the corpus."""
     tokenizer: str
-    """Kind of its tokeniser: bytes, words or bpe; of sound mulaw or pcm16."""
+    """Kind of tokeniser: bytes, words or bpe; for audio mulaw or pcm16."""
     tokenizer_sha256: str
-    """Of tokenizer.json."""
+    """SHA-256 of tokenizer.json."""
     vocab_size: int
-    """Number of different tokens."""
+    """Vocabulary size."""
     dtype: str
     """Type of a token on disk: uint8, uint16 or uint32."""
     splits: Mapping[str, SplitInfo]
-    """Train, valid and test."""
+    """Counts and checksums of train, valid and test."""
     sources: Mapping[str, str]
-    """The files that the text was read from, in order, and the SHA-256 of each."""
+    """Source files in order, with the SHA-256 of each."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """What was asked for when it was prepared."""
+    """Options that it was prepared with."""
     note: str = ""
-    """What one must know about this text before comparing results on it."""
+    """What to know before comparing results on this corpus, such as missing books."""
     clips_sha256: str = ""
-    """Of clips.csv, where there is one."""
+    """SHA-256 of clips.csv, or empty if there is none."""
     format: int = FORMAT
     """Version of this format."""
 
@@ -100,7 +100,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read manifest.json."""
+        """Read manifest.json; raise ValueError if it is damaged or of another format."""
         path = folder / MANIFEST
         try:
             values: dict[str, Any] = json.loads(path.read_text("utf-8"))
@@ -114,14 +114,17 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared corpus, opened: its tokens stay on disk until they are used."""
+    """An opened corpus; its tokens are memory-mapped."""
 
     folder: Path
     manifest: Manifest
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open a prepared corpus; check that its files are there and of the right size."""
+        """Open a prepared corpus.
+
+        Raises FileNotFoundError if there is none, ValueError if a file is missing or has the wrong size.
+        """
         if not (folder / MANIFEST).is_file():
             raise FileNotFoundError(
                 f"no corpus in {folder}: expected {MANIFEST} there; run: compressive data prepare {folder.name}"
@@ -137,27 +140,27 @@ class Corpus:
 
     @property
     def name(self) -> str:
-        """The corpus."""
+        """Name of the corpus."""
         return self.manifest.name
 
     @property
     def vocab_size(self) -> int:
-        """Number of different tokens."""
+        """Vocabulary size."""
         return self.manifest.vocab_size
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """From text to this corpus's tokens and back."""
+        """The tokeniser of this corpus."""
         return tokenizers.load_tokenizer(self.folder)
 
     def split(self, name: str) -> "np.memmap[Any, np.dtype[np.unsignedinteger[Any]]]":
-        """All tokens of a split, read-only and read from disk when touched."""
+        """Return all tokens of a split (n,), memory-mapped and read-only."""
         self._info(name)
         return np.memmap(self._path(name), self._dtype, mode="r")
 
     @cached_property
     def clips(self) -> tuple[Clip, ...]:
-        """All clips in order; none if the corpus is one text."""
+        """All clips in order; empty for a corpus without clips."""
         if not self.manifest.clips_sha256:
             return ()
         with (self.folder / CLIPS).open(encoding="utf-8", newline="") as file:
@@ -165,22 +168,22 @@ class Corpus:
             return tuple(Clip(row["split"], int(row["start"]), int(row["end"]), row["source"]) for row in rows)
 
     def starts(self, split: str) -> npt.NDArray[np.int64] | None:
-        """Where in a split a clip begins, rising; None if the corpus is one text, never to be forgotten."""
+        """Return the first token of each clip in a split, increasing; None for a corpus without clips."""
         self._info(split)
         if not self.clips:
             return None
         return np.array([clip.start for clip in self.clips if clip.split == split], np.int64)
 
     def words(self, split: str) -> int:
-        """Words of a split's text; what perplexity per word divides by, whatever the tokeniser."""
+        """Return the words of a split's text, which word-level perplexity is normalised by."""
         return self._info(split).words
 
     def bytes(self, split: str) -> int:
-        """Bytes of a split's text; what bits per character divide by, whatever the tokeniser."""
+        """Return the bytes of a split's text, which bits per byte are normalised by."""
         return self._info(split).bytes
 
     def verify(self) -> None:
-        """Read every file and compare it with its checksum."""
+        """Compare every file with its checksum; raise ValueError if one differs."""
         expected = {self._path(split): self.manifest.splits[split].sha256 for split in SPLITS}
         expected[self.folder / tokenizers.FILE] = self.manifest.tokenizer_sha256
         if self.manifest.clips_sha256:
@@ -213,10 +216,11 @@ def write_corpus(
     workers: int = 1,
     clips: Callable[[], Sequence[Clip]] | None = None,
 ) -> Corpus:
-    """Tokenise texts into a folder, in one pass and little memory; whatever fails leaves the folder as it was.
+    """Tokenise texts into a folder in one pass, in bounded memory; on an error the folder is left unchanged.
 
-    The chunks of a split may be cut anywhere. Splits are read in the order train, valid, test. More than one worker
-    are processes that tokenise side by side; what they write is the same. `clips` is asked once all is read.
+    Chunks of a split may end anywhere. Splits are read in the order train, valid, test. Several worker processes
+    tokenise in parallel and give the same result. `clips` is called after all splits have been read. Raises
+    ValueError if a split is empty, or if `folder` exists and is not a corpus.
     """
     if set(splits) != set(SPLITS):
         raise ValueError(f"splits {', '.join(splits)}: expected {', '.join(SPLITS)}")
@@ -246,14 +250,14 @@ def write_corpus(
             clips_sha256="" if clips is None else sha256_of(aside / CLIPS),
         ).save(aside)
         _take_place(aside, folder)
-    except BaseException:  # an interrupt too
+    except BaseException:  # including KeyboardInterrupt
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return Corpus.open(folder)
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Refuse to replace what is not a corpus: it may be someone's texts."""
+    """Raise ValueError if `folder` holds anything but a corpus, so that user files are never replaced."""
     if folder.exists() and not (folder / MANIFEST).is_file() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not a prepared corpus: choose another --name or --data-dir")
 
@@ -272,7 +276,7 @@ def _write_split(
         file.flush()
         os.fsync(file.fileno())
     if count == 0:
-        raise ValueError(f"the {split} split of {name} is empty: expected some text; give more, or other shares")
+        raise ValueError(f"the {split} split of {name} is empty: give more text, or other shares with --split")
     return SplitInfo(count, text.bytes, 0 if tokenizer.is_audio else text.words, checksum.hexdigest())
 
 
@@ -285,7 +289,7 @@ def _write_clips(path: Path, clips: Sequence[Clip]) -> None:
 
 
 def _take_place(aside: Path, folder: Path) -> None:
-    """Give a whole folder its name; an older one steps aside for it and is removed after."""
+    """Rename a complete folder into place; an older one is renamed away first and deleted after."""
     if not folder.exists():
         aside.rename(folder)
         return
@@ -313,7 +317,7 @@ def _write_synced(path: Path, data: bytes) -> None:
 
 
 class _TextCount:
-    """Counts the bytes and words of a text that passes by in chunks."""
+    """Counts the bytes and words of a text read in chunks."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -333,11 +337,11 @@ class _TextCount:
 
 
 class Streams:
-    """A text as `batch` streams of equal length, one after the other, so that each row of a batch reads on and on.
+    """A text (n,) cut into `batch` contiguous streams of equal length, one per batch row.
 
-    `first` and `count` choose some of these streams, as where several processes share a batch. What is left over after
-    the last stream is dropped. Windows are views: nothing is copied before it is used. `clips` says where in the text
-    something new begins, if anywhere: see `starts`.
+    `first` and `count` select a range of the streams, for processes that share a batch. Tokens after the last stream
+    are dropped. Windows are views, without copies. `clips` holds the first token of each clip, see `starts`. Raises
+    ValueError if the range is invalid or the streams are shorter than 2 tokens.
     """
 
     def __init__(
@@ -363,14 +367,17 @@ class Streams:
             )
         self.batch, self.first, self.count = batch, first, count
         self.length = size - 1
-        """Tokens of a stream that can be inputs, as each has one that follows."""
+        """Inputs per stream: all tokens but the last, which has no target."""
         self._streams: npt.NDArray[np.unsignedinteger[Any]] = tokens[: batch * size].reshape(batch, size)[
             first : first + count
         ]
         self._size, self._clips = size, clips
 
     def window(self, start: int, size: int) -> tuple[Tokens, Tokens]:
-        """Inputs and what follows each, (count, up to `size`) from `start` on; fewer than `size` only at the end."""
+        """Return inputs and targets from `start` on, (count, size) each, shorter only at the end of the streams.
+
+        Raises ValueError if `start` is outside the streams.
+        """
         if not 0 <= start < self.length or size < 1:
             raise ValueError(
                 f"start={start}, size={size}: expected a start from 0 to {self.length - 1} and a size of at least 1"
@@ -379,10 +386,10 @@ class Streams:
         return self._streams[:, start:end], self._streams[:, start + 1 : end + 1]
 
     def starts(self, start: int, size: int) -> npt.NDArray[np.bool_] | None:
-        """Which inputs of that window begin a clip, (count, up to `size`); None where the text is one.
+        """Return which inputs of `window(start, size)` begin a clip, bool of the same shape; None without clips.
 
-        A stream that begins in the midst of a clip begins one too: what it read last, before it began again, is
-        another clip's.
+        The first token of a stream always counts as a start: when training wraps around, memory holds the end of
+        the stream, which is another clip.
         """
         if self._clips is None:
             return None
@@ -394,7 +401,11 @@ class Streams:
 
 
 def starts_within(clips: npt.NDArray[np.int64], edge: int, start: int, size: int) -> npt.NDArray[np.bool_]:
-    """Mark which of `size` tokens begin a clip, from `start` on in a stream whose first token is the text's `edge`."""
+    """Return which of the tokens `start` to `start + size` of a stream begin a clip, bool (size,).
+
+    `clips` (k,) holds the first token of each clip, and `edge` the first token of the stream, both as positions in the
+    text. The first token of the stream always counts as a start.
+    """
     first, last = np.searchsorted(clips, [edge + start, edge + start + size])
     marks = np.zeros(size, bool)
     marks[clips[first:last] - (edge + start)] = True

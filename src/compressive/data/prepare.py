@@ -1,4 +1,4 @@
-"""From a text, wherever it is, to a prepared corpus."""
+"""Prepare a corpus: find or download its text, tokenise it, write it."""
 
 import re
 import sys
@@ -18,8 +18,8 @@ from compressive.data.workers import cores
 DOWNLOADS = "downloads"
 CORPORA = (*PUBLISHED, "pg19", "text", *speech.SPEECH)
 TOKENIZERS = ("auto", "bytes", "words", "bpe", *speech.TOKENIZERS)
-LEARNT = 10**9  # bytes of text that a subword vocabulary is learnt from; memory grows with it
-SHARED = 3 * 10**7  # bytes of text from which on it pays to start more processes
+LEARNT = 10**9  # bytes of text that a BPE vocabulary is learnt from; memory grows with it
+SHARED = 3 * 10**7  # bytes of text from which several processes pay off
 
 
 def prepare(
@@ -34,17 +34,18 @@ def prepare(
     vocabulary: Path | None = None,
     workers: int = 0,
 ) -> Corpus:
-    """Read a corpus, tokenise it and write it to `data_dir / name`; one that is there already is left as it is.
+    """Read a corpus, tokenise it, write it to `data_dir / name` and open it; an up-to-date one is left unchanged.
 
-    A published corpus comes from `source`, or else is downloaded; "text" comes from `paths`. The vocabulary is learnt
-    from the train split, unless there is one already, in a tokenizer.json or the folder of a corpus.
+    A published corpus is read from `source`, or downloaded; "text" is read from `paths`. The vocabulary is learnt from
+    the train split, unless `vocabulary` names a tokenizer.json or the folder of a corpus. Raises ValueError for
+    options that do not fit the corpus.
     """
     if corpus not in CORPORA:
         raise ValueError(f"corpus={corpus!r}: expected one of {', '.join(CORPORA)}")
     if tokenizer not in TOKENIZERS:
         raise ValueError(f"tokenizer={tokenizer!r}: expected one of {', '.join(TOKENIZERS)}")
     if corpus == "text" and source is not None:
-        raise ValueError(f"source={source}: text takes its files as PATH; leave out --source")
+        raise ValueError(f"source={source}: text takes its files as positional arguments; leave out --source")
     if corpus != "text" and paths:
         raise ValueError(f"PATH {paths[0]}: {corpus} takes one file or folder; give it as --source {paths[0]}")
     if workers < 0:
@@ -71,7 +72,7 @@ def prepare(
             return there
         if corpus == "pg19":
             raise ValueError(
-                "no --source: PG-19 is not downloaded but built, of Project Gutenberg's texts; run: compressive data "
+                "no --source: PG-19 is not downloaded but built from Project Gutenberg's texts; run: compressive data "
                 "pg19 build --source TEXTS --out BUILT --metadata official, and then this with --source BUILT"
             )
         published = PUBLISHED[corpus]
@@ -94,7 +95,7 @@ def prepare(
 def _prepare_speech(
     folder: Path, name: str, source: Path | None, split: tuple[float, float, float], settings: dict[str, str]
 ) -> Corpus:
-    """The same for sound, which is not text and has clips."""
+    """Prepare a corpus of audio clips."""
     if settings["corpus"] == "speech":
         settings |= {"split": " ".join(map(str, split))}
     if source is None and (there := _same(folder, settings, None)) is not None:
@@ -108,19 +109,19 @@ def _prepare_speech(
 
 
 def _kind(corpus: str, tokenizer: str, given: Tokenizer | None) -> str:
-    """The tokeniser that was asked for, or is given, or fits the corpus."""
+    """Return the kind of tokeniser: that of `given`, the requested one, or the corpus's default for auto."""
     if given is not None and tokenizer not in ("auto", given.kind):
-        raise ValueError(f"tokenizer={tokenizer!r}: the vocabulary is one of {given.kind}; leave out one of the two")
+        raise ValueError(f"tokenizer={tokenizer!r}: --vocabulary is one of {given.kind}; leave out one of the two")
     fits = "words" if corpus.startswith("wikitext") else "bpe" if corpus == "pg19" else "bytes"
     fits = "mulaw" if corpus in speech.SPEECH else fits
     kind = given.kind if given is not None else fits if tokenizer == "auto" else tokenizer
     if (kind in speech.TOKENIZERS) != (corpus in speech.SPEECH):
         raise ValueError(
-            f"tokenizer={kind!r}: {', '.join(speech.TOKENIZERS)} are for sound, and sound is for them; {corpus} is "
-            f"{'sound' if corpus in speech.SPEECH else 'text'}: leave out --tokenizer"
+            f"tokenizer={kind!r}: {', '.join(speech.TOKENIZERS)} are for audio, the others for text; {corpus} is "
+            f"{'audio' if corpus in speech.SPEECH else 'text'}: leave out --tokenizer"
         )
     if corpus == "pg19" and kind == "words":
-        raise ValueError("tokenizer='words': PG-19's vocabulary is open, so that no word may be lost; use bpe or bytes")
+        raise ValueError("tokenizer='words': PG-19 has an open vocabulary, which words cannot cover; use bpe or bytes")
     return kind
 
 
@@ -141,10 +142,10 @@ def _read(corpus: str, paths: Sequence[Path], source: Path | None, split: tuple[
 
 
 def _same(folder: Path, settings: Mapping[str, str], sources: Mapping[str, str] | None) -> Corpus | None:
-    """The corpus in the folder, if it was made with these settings and, where they are known, of these files."""
+    """Return the corpus in the folder if it has these settings and, unless None, these sources; else None."""
     try:
         there = Corpus.open(folder)
-    except (FileNotFoundError, ValueError):  # none, or a broken one: to be made anew
+    except (FileNotFoundError, ValueError):  # missing or damaged: prepare it again
         return None
     if there.manifest.settings != settings:
         return None
@@ -155,12 +156,12 @@ def _same(folder: Path, settings: Mapping[str, str], sources: Mapping[str, str] 
 
 
 def _difference(corpus: str, words: int) -> str | None:
-    """How the train split differs from the published one, where only the number of its words can tell."""
+    """Return a warning if the train split's word count is not the published one, else None."""
     expected = PUBLISHED[corpus].train_words if corpus in PUBLISHED else 0
     if words == expected or not expected:
         return None
     title = PUBLISHED[corpus].title
-    return f"train has {words:,} words, {title} as published {expected:,}: results will not compare with others'"
+    return f"train has {words:,} words, {title} as published {expected:,}: not comparable with published results"
 
 
 def _tokenizer(kind: str, text: Text, vocab_size: int) -> Tokenizer:
@@ -175,7 +176,7 @@ def _tokenizer(kind: str, text: Text, vocab_size: int) -> Tokenizer:
 
 @contextmanager
 def _watched(text: Text, doing: str) -> Iterator[Mapping[str, Iterator[bytes]]]:
-    """A pass over the text that shows how far it is; left early, it closes its files and takes its bar away."""
+    """Yield a pass over the splits that shows progress; on exit its files and progress bars are closed."""
 
     def watch(split: str, chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
         with progress(f"{doing} {split}", text.sizes.get(split)) as advance:

@@ -1,4 +1,4 @@
-"""How far a long reading is: a bar where a person watches, two plain lines in a log."""
+"""Progress of long reads: a bar on a terminal, two plain lines in a log."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(label: str, total: int | None = None, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Show progress on stderr; call what is yielded with each further number of bytes."""
+    """Show progress on stderr; yields a function to call with each number of bytes read."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

@@ -1,6 +1,6 @@
-"""Where texts come from: published corpora, and files of one's own, plain or packed.
+"""Sources of text: published corpora, and the user's own files, plain or compressed.
 
-A packed file is only ever read as a stream; nothing is unpacked, so nothing can land outside its folder.
+Archives are read as streams and never extracted to disk, so no member can be written outside its folder.
 """
 
 import gzip
@@ -24,20 +24,20 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Published:
-    """A corpus that others have published: where it is, and how to know it."""
+    """A published corpus: its address and checksums."""
 
     title: str
-    """What people call it."""
+    """Its usual name."""
     url: str
     """Address of the archive."""
     sha256: str
-    """Of the archive."""
+    """SHA-256 of the archive."""
     contents: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of the members that are checked whatever they came in."""
+    """SHA-256 of members, checked for any packaging."""
     cuts: tuple[int, int] = (0, 0)
-    """Where valid and test begin, in bytes, if it is one file."""
+    """Byte offsets of valid and test, for a corpus in one file."""
     train_words: int = 0
-    """Words of the train split, as published, if its SHA-256 is not."""
+    """Published word count of the train split, if its SHA-256 is not known."""
 
 
 PUBLISHED = {
@@ -48,8 +48,8 @@ PUBLISHED = {
         contents={"enwik8": "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"},
         cuts=(90_000_000, 95_000_000),
     ),
-    # WikiText's first address, an S3 bucket, is gone. Its author's mirror has the same archives: their SHA-256 is the
-    # one that Hugging Face's datasets recorded when the bucket was up.
+    # WikiText's original S3 bucket is gone. Its author's mirror has the same archives: the SHA-256 is the one that
+    # Hugging Face's datasets recorded for the bucket.
     "wikitext103": Published(
         title="WikiText-103",
         url="https://wikitext.smerity.com/wikitext-103-v1.zip",
@@ -75,24 +75,27 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Text:
-    """A text in three splits, not read yet."""
+    """A text in three splits, read lazily."""
 
     sources: Mapping[str, str]
-    """The files it is in, in order, and the SHA-256 of each."""
+    """Source files in order, with the SHA-256 of each."""
     splits: Callable[[], Mapping[str, Iterator[bytes]]]
-    """Gives a fresh pass over all splits, to be read in the order train, valid, test; any may be left unread."""
+    """Returns a new pass over all splits, to be read in the order train, valid, test; any may be skipped."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of each split, where known beforehand."""
+    """Bytes of each split, where known in advance."""
     note: str = ""
-    """What one must know about it."""
+    """What to know before comparing results on it."""
 
 
 def read_enwik8(path: Path) -> Text:
-    """The first 90, next 5 and last 5 MB of enwik8; its content is checked, whatever it is packed in."""
+    """Return enwik8 split into 90, 5 and 5 MB; its SHA-256 is checked for any packaging.
+
+    Raises FileNotFoundError if it is missing; reading raises ValueError if the checksum differs.
+    """
     corpus = PUBLISHED["enwik8"]
     (member,) = corpus.contents
     valid, test = corpus.cuts
-    _require_file(path, f"enwik8, plain or packed as .zip, .gz or .xz; it is at {corpus.url}")
+    _require_file(path, f"enwik8, plain, .zip, .gz or .xz, from {corpus.url}")
     inside = None
     if path.suffix.lower() == ".zip":
         inside = next((name for name in members(path) if PurePosixPath(name).name == member), None)
@@ -107,13 +110,16 @@ def read_enwik8(path: Path) -> Text:
 
 
 def read_wikitext(name: str, path: Path) -> Text:
-    """WikiText as its authors cut it, from its archive or a folder with its three files, each plain, .gz or .xz."""
+    """Return WikiText with its official splits, from its archive or a folder with its files, plain, .gz or .xz.
+
+    Raises FileNotFoundError if a split is missing; reading raises ValueError if a checksum differs.
+    """
     corpus = PUBLISHED[name]
-    present: dict[str, tuple[Path, str | None]]  # by its bare name: the file it is in, and where in an archive
+    present: dict[str, tuple[Path, str | None]]  # file name -> file on disk and member of an archive
     if path.is_dir():
         present = {file.name: (file, None) for file in sorted(path.iterdir()) if file.is_file()}
     else:
-        _require_file(path, f"{corpus.title}'s archive, or a folder with its files; it is at {corpus.url}")
+        _require_file(path, f"{corpus.title}'s archive from {corpus.url}, or a folder with its files")
         if path.suffix.lower() != ".zip":
             raise ValueError(
                 f"{path}: expected a .zip, or a folder with wiki.train.tokens, wiki.valid.tokens and so on"
@@ -148,12 +154,13 @@ PG19_FOLDERS = {"train": "train", "valid": "validation", "test": "test"}
 
 
 def read_pg19(folder: Path) -> Text:
-    """The books of PG-19, as `compressive data pg19 build` writes them: ID.txt in train/, validation/ and test/.
+    """Return PG-19 as written by `compressive data pg19 build`: ID.txt in train/, validation/ and test/.
 
-    They follow each other by number. A book that does not end its last line, as hardly any does, gets a line feed;
-    hardly any other stands without a carriage return before it, so a model can learn where a book ends.
+    Books are in order of their ids. A line feed is appended to a book without a final one, as most are. Other line
+    feeds nearly always follow a carriage return, so a model can learn where a book ends. Raises FileNotFoundError if
+    a split has no books.
     """
-    from compressive.data.pg19.catalogue import official  # it needs this module
+    from compressive.data.pg19.catalogue import official  # circular: it imports this module
 
     books: dict[str, list[_TextFile]] = {}
     for split, name in PG19_FOLDERS.items():
@@ -161,14 +168,14 @@ def read_pg19(folder: Path) -> Text:
         found = sorted(paths, key=lambda path: int(path.stem))
         if not found:
             raise FileNotFoundError(
-                f"{folder / name} has no books: expected ID.txt, one for each; build them with: compressive data pg19 "
+                f"{folder / name} has no books: expected files ID.txt; build them with: compressive data pg19 "
                 f"build --source TEXTS --out {folder} --metadata official"
             )
         books[split] = [_TextFile(f"{name}/{path.name}", path) for path in found]
 
     sizes = {split: sum(book.path.stat().st_size for book in books[split]) for split in SPLITS}
     sums: dict[str, str] = {}
-    with progress("looking at the books", sum(sizes.values())) as advance:
+    with progress("hashing the books", sum(sizes.values())) as advance:
         for book in chain(*books.values()):
             sums[book.name] = sha256_of(book.path)
             advance(book.path.stat().st_size)
@@ -184,9 +191,10 @@ def read_pg19(folder: Path) -> Text:
 
 
 def read_text(paths: Sequence[Path], split: tuple[float, float, float]) -> Text:
-    """Files of one's own, and all *.txt in folders, one after the other; cut at line ends by shares of their bytes.
+    """Return the user's files, and all *.txt in folders, concatenated and split at line ends by shares of bytes.
 
-    One folder that holds the folders train, valid and test is taken as cut already.
+    A single folder with subfolders train, valid and test keeps these splits. Raises ValueError for invalid shares or
+    missing subfolders, FileNotFoundError for missing files.
     """
     if not paths:
         raise ValueError("no PATH: expected text files, or folders with *.txt files, or one with train/, valid/, test/")
@@ -195,7 +203,7 @@ def read_text(paths: Sequence[Path], split: tuple[float, float, float]) -> Text:
     folders = [name for name in SPLITS if (paths[0] / name).is_dir()] if len(paths) == 1 else []
     if folders and len(folders) < len(SPLITS):
         missing = ", ".join(name for name in SPLITS if name not in folders)
-        raise ValueError(f"{paths[0]} has {', '.join(folders)} but no {missing}: expected all three, or name files")
+        raise ValueError(f"{paths[0]} has {', '.join(folders)} but no {missing}: expected all three; or give files")
     if folders:
         files = {name: _text_files([paths[0] / name]) for name in SPLITS}
         sizes = {name: sum(map(len, _lines(files[name]))) for name in SPLITS}
@@ -217,7 +225,7 @@ def read_text(paths: Sequence[Path], split: tuple[float, float, float]) -> Text:
 
 
 def open_source(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Open a file as named, decompressed streams: the members of a .zip, or the one of a .gz, .xz or plain file."""
+    """Yield names and decompressed streams: the members of a .zip, or the content of a .gz, .xz or plain file."""
     kind = path.suffix.lower()
     if kind == ".zip":
         names = members(path)
@@ -231,32 +239,35 @@ def open_source(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def members(path: Path) -> list[str]:
-    """Names of the files in a .zip; one that points out of its folder makes the whole suspect."""
+    """Return the names of the files in a .zip; raise ValueError if it is damaged or a name leaves its folder."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = [member.filename for member in archive.infolist() if not member.is_dir()]
     except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is damaged or no archive ({error}): fetch it again") from error
+        raise ValueError(f"{path} is damaged or not an archive ({error}): download it again") from error
     for name in names:
         if name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name) or re.match(r"[A-Za-z]:", name):
-            raise ValueError(f"{path} has a member {name!r} outside its folder: refused; fetch the archive elsewhere")
+            raise ValueError(f"{path} has a member {name!r} outside its folder: refused; get the archive elsewhere")
     return names
 
 
 def read_blocks(path: Path, member: str | None = None) -> Iterator[bytes]:
-    """The bytes of a file, decompressed; of a .zip those of one member, or of all in order."""
+    """Yield the decompressed bytes of a file; for a .zip, of one member or of all in order.
+
+    Raises ValueError if the file is damaged.
+    """
     try:
         for name, stream in open_source(path):
             if member in (None, name):
                 while block := stream.read(BLOCK):
                     yield block
     except (zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError, RuntimeError) as error:
-        # RuntimeError is how zipfile says that a member is encrypted, or packed in a way it does not know.
-        raise ValueError(f"{path} is damaged or of a kind that cannot be read ({error}): fetch it again") from error
+        # zipfile raises RuntimeError for encrypted members and unknown compression methods.
+        raise ValueError(f"{path} is damaged or in an unsupported format ({error}): download it again") from error
 
 
 class _Cutter:
-    """One text, cut into parts that are read one after the other."""
+    """Splits one text into consecutive parts."""
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self._blocks = iter(blocks)
@@ -264,7 +275,7 @@ class _Cutter:
         self._at = 0
 
     def until(self, end: int | None, at_line_end: bool = False) -> Iterator[bytes]:
-        """Go on to byte `end`, or to the first line end from there on, or, with None, to the end of all."""
+        """Yield blocks up to byte `end`, or up to the first line end from there on; with None, up to the end."""
         while block := self._rest or next(self._blocks, b""):
             cut: int | None = None
             if end is not None and self._at + len(block) >= end:
@@ -282,7 +293,7 @@ class _Cutter:
 
 
 def _checked(blocks: Iterable[bytes], sha256: str | None, path: Path, corpus: Published) -> Iterator[bytes]:
-    """Pass a text on; after its last block, refuse it if it is not the one that was published."""
+    """Yield the blocks; after the last one, raise ValueError if the SHA-256 is not the published one."""
     found, size = hashlib.sha256(), 0
     for block in blocks:
         found.update(block)
@@ -291,13 +302,13 @@ def _checked(blocks: Iterable[bytes], sha256: str | None, path: Path, corpus: Pu
     if sha256 is not None and found.hexdigest() != sha256:
         raise ValueError(
             f"{path} is not {corpus.title} as published: its {size:,} bytes have SHA-256 {found.hexdigest()}, expected "
-            f"{sha256}; fetch it from {corpus.url}, or prepare yours with: compressive data prepare text"
+            f"{sha256}; download it from {corpus.url}, or prepare it as: compressive data prepare text"
         )
 
 
 @dataclass(frozen=True)
 class _TextFile:
-    """A file of one's own, or a member of one."""
+    """A text file, or a member of an archive."""
 
     name: str
     path: Path
@@ -305,25 +316,25 @@ class _TextFile:
 
 
 def _text_files(paths: Iterable[Path]) -> list[_TextFile]:
-    """The files themselves, and all *.txt in folders and archives, each of these in order of their names."""
+    """Return the given files, and all *.txt in given folders and archives, sorted by name."""
     files: list[_TextFile] = []
     for path in paths:
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*.txt") if file.is_file())
             found = [_TextFile(f"{path.name}/{file.relative_to(path).as_posix()}", file) for file in inside]
         else:
-            _require_file(path, "a text file, plain or packed as .zip, .gz or .xz, or a folder with *.txt")
+            _require_file(path, "a text file, plain, .zip, .gz or .xz, or a folder with *.txt")
             packed = path.suffix.lower() == ".zip"
             names = sorted(name for name in members(path) if name.endswith(".txt")) if packed else [None]
             found = [_TextFile(path.name, path, name) for name in names]
         if not found:
-            raise FileNotFoundError(f"{path} has no *.txt: expected some in it")
+            raise FileNotFoundError(f"{path} has no *.txt files: expected at least one")
         files += found
     return files
 
 
 def _lines(files: Iterable[_TextFile]) -> Iterator[bytes]:
-    """The files one after the other, each ending its last line, so that two never share a word."""
+    """Yield the files in order, each with a final line feed, so that no word spans two files."""
     for file in files:
         last = b"\n"
         for block in read_blocks(file.path, file.member):
@@ -334,7 +345,7 @@ def _lines(files: Iterable[_TextFile]) -> Iterator[bytes]:
 
 
 def _sums(files: Iterable[_TextFile]) -> dict[str, str]:
-    """The SHA-256 of each file by its name, or by its whole path where another has the name."""
+    """Return the SHA-256 of each file by name, or by full path if two files share a name."""
     homes: dict[str, Path] = {}
     for file in files:
         name = file.name if homes.get(file.name, file.path) == file.path else file.path.as_posix()

@@ -1,7 +1,7 @@
-"""From text to tokens and back: bytes, a closed vocabulary of words, or byte-level BPE.
+"""Tokenisers: bytes, a closed vocabulary of words, or byte-level BPE.
 
-Text is bytes throughout, so that nothing is assumed of it that a tokeniser does not need. A text may come in chunks cut
-anywhere: each tokeniser knows where a text can be cut without changing its tokens, and holds back what follows.
+Text is `bytes`, so no encoding is assumed that a tokeniser does not need. Text may come in chunks that end anywhere:
+each tokeniser knows where text can be cut without changing its tokens, and buffers the rest.
 """
 
 import json
@@ -28,33 +28,33 @@ Tokens = npt.NDArray[np.unsignedinteger[Any]]
 Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 FILE = "tokenizer.json"
-CHUNK = 1 << 20  # bytes tokenised at once; bounds the memory that Python objects take
-KNOWN = 1 << 19  # pieces of text, about a word each, whose tokens BPE keeps in mind
+CHUNK = 1 << 20  # bytes tokenised at a time, to bound memory
+KNOWN = 1 << 19  # pieces of text, about a word each, whose tokens BPE caches
 
 
 class Tokenizer(ABC):
-    """What every tokeniser can do; `kind` names it in files."""
+    """Base class of tokenisers; `kind` identifies the class in files."""
 
     kind: ClassVar[Kind]
     is_audio: ClassVar[bool] = False
-    """Whether what it calls text is sound: 16-bit samples, little-endian, as bytes."""
+    """Whether its input is audio: bytes of 16-bit little-endian samples."""
 
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Number of different tokens."""
+        """Vocabulary size."""
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
-        """The smallest type that holds every token."""
+        """The smallest unsigned type that holds every token."""
         return np.min_scalar_type(self.vocab_size - 1)
 
     def encode(self, text: bytes) -> Tokens:
-        """The tokens of a whole text."""
+        """Return the tokens (n,) of a whole text."""
         return np.concatenate([np.empty(0, self.dtype), *self.encode_chunks([text])])
 
     def encode_chunks(self, chunks: Iterable[bytes], workers: int = 1) -> Iterator[Tokens]:
-        """The tokens of a text that comes in chunks, the same wherever these are cut and however many work at it."""
+        """Yield the tokens of a text given in chunks; they depend on neither the chunk borders nor `workers`."""
         parts = uncut(chunks, self.last_cut)
         if workers > 1:
             return in_order(_work, parts, workers, partial(_begin_work, type(self), self._state()))
@@ -62,7 +62,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Ids) -> bytes:
-        """The text of tokens."""
+        """Return the text of tokens (n,); raise ValueError if a token is outside the vocabulary."""
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json."""
@@ -72,50 +72,50 @@ class Tokenizer(ABC):
     @staticmethod
     @abstractmethod
     def last_cut(text: bytes) -> int:
-        """The last place where the text can be cut whatever follows; 0 where there is none."""
+        """Return the last position where the text can be cut whatever follows; 0 if there is none."""
 
     @abstractmethod
     def _encode(self, text: bytes, offset: int) -> Tokens:
-        """The tokens of a text that begins and ends at a cut, `offset` bytes into the whole."""
+        """Return the tokens of a text between two cuts, which starts `offset` bytes into the whole text."""
 
     @abstractmethod
     def _state(self) -> dict[str, Any]:
-        """What must be saved, for JSON."""
+        """Return the state to save, as JSON values."""
 
     @classmethod
     @abstractmethod
     def _restore(cls, state: dict[str, Any]) -> Self:
-        """The inverse of `_state`."""
+        """Build the tokeniser from what `_state` returned."""
 
     def _checked(self, ids: Ids) -> npt.NDArray[np.integer[Any]]:
         array = np.asarray(ids)
         if array.size == 0:
             return np.empty(0, self.dtype)
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise ValueError(f"ids of shape {array.shape} and type {array.dtype}: expected one row of whole numbers")
+            raise ValueError(f"ids of shape {array.shape} and type {array.dtype}: expected one row of integers")
         if array.min() < 0 or array.max() >= self.vocab_size:
             wrong = array[(array < 0) | (array >= self.vocab_size)][0]
-            raise ValueError(f"token {wrong}: expected 0 to {self.vocab_size - 1}; was it made by another tokeniser?")
+            raise ValueError(f"token {wrong}: expected 0 to {self.vocab_size - 1}; tokens of another tokeniser?")
         return array
 
 
 class ByteTokenizer(Tokenizer):
-    """Each byte is its own token."""
+    """Each byte is a token."""
 
     kind = "bytes"
 
     @property
     def vocab_size(self) -> int:
-        """All bytes."""
+        """256, one per byte."""
         return 256
 
     def decode(self, ids: Ids) -> bytes:
-        """The bytes that the tokens are."""
+        """Return the tokens as bytes."""
         return self._checked(ids).astype(np.uint8).tobytes()
 
     @staticmethod
     def last_cut(text: bytes) -> int:
-        """Anywhere, so at the end."""
+        """Return the end: text can be cut anywhere."""
         return len(text)
 
     def _encode(self, text: bytes, offset: int) -> Tokens:
@@ -130,10 +130,10 @@ class ByteTokenizer(Tokenizer):
 
 
 class WordTokenizer(Tokenizer):
-    """The words of the training text and no others, most frequent first, as adaptive softmax wants them.
+    """The words of the training text, most frequent first, as adaptive softmax needs; others become `<unk>`.
 
-    Words are what stands between white space; each line ends in `<eos>`, empty lines too, as in TransformerXL.
-    Spaces within a line are not kept: a decoded line is its words with one space between.
+    Words are separated by white space. Each line ends in `<eos>`, empty lines too, as in TransformerXL. Runs of spaces
+    are lost: a decoded line has one space between words.
     """
 
     kind = "words"
@@ -144,15 +144,15 @@ class WordTokenizer(Tokenizer):
         if len(words) != len(counts):
             raise ValueError(f"{len(counts)} counts: expected one for each of {len(words)} words")
         self.words = list(words)
-        self.counts = np.array(counts, np.int64)  # how often each word was seen in training
+        self.counts = np.array(counts, np.int64)  # occurrences of each word in training
         self._index = {word: index for index, word in enumerate(self.words)}
         for special in (self.unknown, self.end):
             if special not in self._index:
-                raise ValueError(f"the vocabulary has no {special.decode()}: expected one; train it anew")
+                raise ValueError(f"the vocabulary has no {special.decode()}: train it again")
 
     @classmethod
     def train(cls, chunks: Iterable[bytes]) -> Self:
-        """Take the vocabulary of a text; ties in frequency go to the word that appeared first."""
+        """Return a tokeniser with all words of a text; equally frequent words are in order of appearance."""
         counter: Counter[bytes] = Counter()
         for _, text in uncut(chunks, cls.last_cut):
             counter.update(cls._split(text))
@@ -162,18 +162,18 @@ class WordTokenizer(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of different words, the two special ones included."""
+        """Number of words, `<unk>` and `<eos>` included."""
         return len(self.words)
 
     def decode(self, ids: Ids) -> bytes:
-        """Words with one space between, `<eos>` as a line end."""
+        """Return the words with one space between, `<eos>` as a line feed."""
         end = self._index[self.end]
         text = b" ".join(b"\n" if index == end else self.words[index] for index in self._checked(ids).tolist())
         return text.replace(b" \n", b"\n").replace(b"\n ", b"\n")
 
     @staticmethod
     def last_cut(text: bytes) -> int:
-        """After the last line end."""
+        """Return the position after the last line feed."""
         return text.rfind(b"\n") + 1
 
     @classmethod
@@ -189,7 +189,7 @@ class WordTokenizer(Tokenizer):
         return np.fromiter(ids, self.dtype, count=len(words))
 
     def _state(self) -> dict[str, Any]:
-        # Words need not be UTF-8; what is not becomes lone surrogates, which JSON's escapes carry.
+        # Words may not be UTF-8; invalid bytes become lone surrogates, which JSON escapes preserve.
         words = [word.decode("utf-8", "surrogateescape") for word in self.words]
         return {"words": words, "counts": self.counts.tolist()}
 
@@ -199,32 +199,32 @@ class WordTokenizer(Tokenizer):
 
 
 class BPETokenizer(Tokenizer):
-    """Subwords over bytes, trained on a text, and lossless on any other: there is no unknown token."""
+    """Byte-level BPE trained on a text; lossless on any UTF-8 text, without an unknown token."""
 
     kind = "bpe"
 
-    # What may become one token: as in GPT-2, but for line ends, which stay together. GPT-2 parts the last white space
-    # of a run from the others, so that "\r\n" is always two tokens, and PG-19, which has such line ends, 5 % longer.
+    # Pre-tokenisation as in GPT-2, except that line ends stay together. GPT-2 splits the last character off a run of
+    # white space, so "\r\n" would always be two tokens, and PG-19, which has such line ends, 5 % longer.
     _PATTERN = (
-        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"  # words, numbers, signs, with a space before
+        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"  # words, numbers, signs, with an optional space
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"  # white space
     )
-    # The pattern never joins something visible with white space that follows it. Only ASCII is looked at, so that no
-    # character is cut and no other white space is taken for something visible.
+    # The pattern never joins a visible character with following white space. Only ASCII is matched, so that no
+    # multi-byte character is cut and no Unicode white space counts as visible.
     _CUT = re.compile(rb"(?<=[!-~])(?=[\t-\r ])")
     _LAST_CUT = re.compile(rb".*[!-~](?=[\t-\r ])", re.DOTALL)
 
     def __init__(self, engine: "tokenizers.Tokenizer") -> None:
         self._engine = engine
-        self._known: dict[bytes, list[int]] = {}  # tokens of pieces met before: most are met again and again
+        self._known: dict[bytes, list[int]] = {}  # cache from piece to tokens, as most pieces repeat
         tokens = sorted(engine.get_vocab().items(), key=lambda item: item[1])
         self._bytes = [bytes(_BYTES[character] for character in token) for token, _ in tokens]
 
     @classmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int, every: int = 1) -> Self:
-        """Learn merges from a text, up to `vocab_size` tokens or as many as it has.
+        """Learn merges from a text, up to `vocab_size` tokens, from one megabyte in `every`.
 
-        Of a long text one megabyte in `every` will do; it is learnt from what begins there.
+        Raises ValueError if vocab_size is below 256.
         """
         from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
@@ -250,21 +250,21 @@ class BPETokenizer(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of bytes and merges."""
+        """256 bytes plus the number of merges."""
         return len(self._bytes)
 
     def decode(self, ids: Ids) -> bytes:
-        """The bytes that the tokens stand for; they need not be whole characters."""
+        """Return the bytes of the tokens, which may end within a character."""
         return b"".join([self._bytes[index] for index in self._checked(ids).tolist()])
 
     @staticmethod
     def last_cut(text: bytes) -> int:
-        """Before the last white space that follows something visible."""
+        """Return the position before the last white space that follows a visible character."""
         cut = BPETokenizer._LAST_CUT.match(text)
         return cut.end() if cut else 0
 
     def _encode(self, text: bytes, offset: int) -> Tokens:
-        _utf8(text, offset)  # refused as a whole, as a piece does not know where it is
+        _utf8(text, offset)  # checked here, where the offset for the error message is known
         pieces = self._CUT.split(text)
         if len(self._known) > KNOWN:
             self._known.clear()
@@ -284,37 +284,40 @@ class BPETokenizer(Tokenizer):
         return cls(Tokenizer.from_str(json.dumps(state["bpe"])))
 
 
-_at_work: Tokenizer  # of a process that tokenises for another
+_worker_tokenizer: Tokenizer  # set in worker processes
 
 
 def _begin_work(kind: type[Tokenizer], state: dict[str, Any]) -> None:
-    global _at_work
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # every core has a process already
-    _at_work = kind._restore(state)
+    global _worker_tokenizer
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is one process per core already
+    _worker_tokenizer = kind._restore(state)
 
 
 def _work(part: tuple[int, bytes]) -> Tokens:
     offset, text = part
-    return _at_work._encode(text, offset)
+    return _worker_tokenizer._encode(text, offset)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Read the tokeniser that `save` wrote into a folder; the folder or its tokenizer.json will do."""
+    """Read a tokeniser from a folder or from its tokenizer.json.
+
+    Raises FileNotFoundError if there is none, ValueError if its kind is unknown.
+    """
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: expected the tokeniser of a prepared corpus; prepare it again")
     state = json.loads(path.read_text("utf-8"))
-    from compressive.data.speech.codes import MuLawTokenizer, PCMTokenizer  # they need this module
+    from compressive.data.speech.codes import MuLawTokenizer, PCMTokenizer  # circular: it imports this module
 
     every = (ByteTokenizer, WordTokenizer, BPETokenizer, MuLawTokenizer, PCMTokenizer)
     kinds: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in every}
     if not isinstance(state, dict) or state.get("kind") not in kinds:
-        raise ValueError(f"{path} holds no tokeniser of a kind that is known: expected one of {', '.join(kinds)}")
+        raise ValueError(f"{path} holds no known tokeniser: expected one of {', '.join(kinds)}")
     return kinds[state["kind"]]._restore(state)
 
 
 def uncut(chunks: Iterable[bytes], last_cut: Callable[[bytes], int]) -> Iterator[tuple[int, bytes]]:
-    """Cut a text anew, at places that `last_cut` allows; give each part and where in the whole it begins."""
+    """Re-cut a text where `last_cut` allows; yield the offset of each part in the whole text, and the part."""
     offset, rest = 0, b""
     for chunk in chunks:
         for start in range(0, len(chunk), CHUNK):
@@ -338,7 +341,7 @@ def _utf8(text: bytes, offset: int) -> str:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE's way to write bytes: printable ones as they are, the others as the characters from 256 on."""
+    """Return byte-level BPE's alphabet: printable bytes as themselves, the others as characters from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,6 +1,6 @@
-"""Work shared out among processes: few jobs under way at a time, results in the order of the jobs.
+"""A process pool with a bounded queue; results come in the order of the jobs.
 
-A script that has work shared out must be importable without doing anything, as multiprocessing wants it.
+Processes are spawned, so a script that uses them needs an `if __name__ == "__main__"` guard.
 """
 
 import multiprocessing
@@ -16,19 +16,22 @@ from typing import TypeVar
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-AHEAD = 4  # jobs under way for each process: some wait for one that takes longer
+AHEAD = 4  # jobs in flight per process, so that a slow job does not idle the others
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(
     work: Callable[[Job], Result], jobs: Iterable[Job], workers: int, begin: Callable[[], None] | None = None
 ) -> Iterator[Result]:
-    """Do every job in one of so many processes, each of which calls `begin` first; give the results in order."""
-    # Not forked: a process that has threads, as tokenizers leaves them, must not be.
+    """Run every job in one of `workers` processes and yield results in order; each process calls `begin` first.
+
+    Raises ChildProcessError if a process dies.
+    """
+    # Spawned, not forked: forking is unsafe with threads, which tokenizers may have started.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (begin,))
     under_way: deque[Future[Result]] = deque()
     try:
@@ -40,14 +43,14 @@ def in_order(
             yield under_way.popleft().result()
     except BrokenProcessPool as error:
         raise ChildProcessError(
-            f"one of {workers} processes came to a sudden end, perhaps for want of memory: use fewer, as --workers 1"
+            f"one of {workers} processes died, perhaps out of memory: use fewer, e.g. --workers 1"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _begin(begin: Callable[[], None] | None) -> None:
-    """Leave Ctrl-C to the parent, and end with it, even if it is killed: nobody else would end this process."""
+    """Ignore Ctrl-C, which the parent handles, and exit when the parent exits, even if it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if begin is not None:

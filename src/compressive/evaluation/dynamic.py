@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from compressive.config import Precision
 from compressive.evaluation.score import Nats, Progress, Tokens, Window, read_through
-from compressive.model.language_model import CompressiveLM
+from compressive.model.language_model import LanguageModel
 from compressive.model.memory import Memory
 from compressive.runtime import autocast
 
@@ -20,7 +20,7 @@ LEARNING_RATE = 3e-5
 
 
 def dynamic_score(
-    model: CompressiveLM,
+    model: LanguageModel,
     tokens: Tokens,
     *,
     learning_rate: float = LEARNING_RATE,

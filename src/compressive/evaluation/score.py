@@ -14,7 +14,7 @@ from torch import Tensor
 from compressive.config import Precision
 from compressive.data.corpus import starts_within
 from compressive.distributed import World
-from compressive.model.language_model import CompressiveLM
+from compressive.model.language_model import LanguageModel
 from compressive.model.memory import Memory
 from compressive.runtime import autocast, evaluating
 
@@ -38,7 +38,7 @@ class Window(NamedTuple):
 
 
 def score(
-    model: CompressiveLM,
+    model: LanguageModel,
     tokens: Tokens,
     *,
     streams: int = 1,
@@ -70,7 +70,7 @@ def score(
 
 
 def read_through(
-    model: CompressiveLM,
+    model: LanguageModel,
     tokens: Tokens,
     read: Callable[[Window, Memory], tuple[Tensor, Memory]],
     *,

@@ -1,1 +1,1 @@
-"""A run on disk: its folder, its checkpoints, its trained weights and its export."""
+"""A run on disk: folder, checkpoints, trained weights, export."""

@@ -1,11 +1,11 @@
-"""Checkpoints that are whole or not there: written aside, checksummed, then renamed into place.
+"""Atomic checkpoints: written to a partial folder, checksummed, then renamed into place.
 
-checkpoints/step-00001000/manifest.json      step, state, checksum of every file and of itself
-                         /shard-00001-...    one safetensors file for each process that had something to write
-checkpoints/best.json                        which one did best on the validation split
+checkpoints/step-00001000/manifest.json      step, state, checksums of every file and of the manifest
+                         /shard-00001-...    one safetensors file per process that had tensors to write
+checkpoints/best.json                        the step with the lowest validation loss
 
-The shards are those of torch's distributed checkpointing (DCP), with its safetensors format, which holds no pickle. It
-knows which part of which tensor each holds, so what some processes wrote another number of them can read.
+The shards are written by torch's distributed checkpointing (DCP) in safetensors format, without pickles. DCP records
+which part of which tensor each shard holds, so a checkpoint can be read by another number of processes.
 """
 
 import contextlib
@@ -28,27 +28,28 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from compressive.distributed import World, local
+from compressive.runtime import write_atomically
 
 Parts = Mapping[str, Mapping[str, Tensor]]
 
-# One process needs no process group; DCP thinks that worth a warning.
+# DCP warns if there is no process group; one process needs none.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 class CheckpointError(RuntimeError):
-    """No usable checkpoint."""
+    """A checkpoint is missing, damaged or cannot be written."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk that was found whole."""
+    """A checkpoint on disk whose checksums match."""
 
     folder: Path
     step: int
     state: dict[str, Any]
 
     def tensors(self, part: str) -> dict[str, Tensor]:
-        """Read one part's tensors, each whole, whatever processes wrote them."""
+        """Read the tensors of one part, unsharded; raise CheckpointError if the checkpoint has no such part."""
         reader = HuggingFaceStorageReader(str(self.folder))
         found: dict[str, Tensor] = {
             name: torch.empty(about.size, dtype=about.properties.dtype)
@@ -56,12 +57,12 @@ class Checkpoint:
             if name.startswith(f"{part}.") and isinstance(about, TensorStorageMetadata)
         }
         if not found:
-            raise CheckpointError(f"{self.folder} holds no {part!r}: it was written by something else")
+            raise CheckpointError(f"{self.folder} holds no {part!r}: it was written by another kind of run")
         state_dict_loader.load(found, storage_reader=reader, no_dist=True)
         return {name.removeprefix(f"{part}."): tensor for name, tensor in found.items()}
 
     def fill(self, parts: Parts, world: World | None = None) -> None:
-        """Read into tensors that are there, each process its share; if one process cannot, none can."""
+        """Read into existing tensors, each process its shards; raise CheckpointError on all if one process fails."""
         group = None if world is None else world.background
         with _plain_errors(f"{self.folder} cannot be read"):
             state_dict_loader.load(
@@ -73,9 +74,10 @@ class Checkpoint:
 
 
 def save(folder: Path, step: int, parts: Parts, state: dict[str, Any], world: World | None = None) -> Path:
-    """Write a checkpoint of named parts; until the last moment, whatever was there before stays untouched.
+    """Write a checkpoint of named parts and return its folder; an existing one stays intact until the final rename.
 
-    All processes call this together, each with its share of the tensors; the folder must be one that all can reach.
+    All processes call this together, each with its shards. They must share the file system. Raises CheckpointError
+    if a process cannot write.
     """
     return _save(folder, step, _flat(parts), state, world or World())
 
@@ -115,29 +117,29 @@ def _save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, 
 
 
 class Saver:
-    """Saves while training goes on: the tensors are copied at once, and a thread writes the copies."""
+    """Asynchronous checkpoints: tensors are copied to the host at once, and a thread writes the copies."""
 
     def __init__(self, folder: Path, world: World) -> None:
         self.folder, self.world = folder, world
-        self.staged: dict[str, Tensor] = {}  # kept from save to save: new memory, or pinned memory, takes long to get
+        self.staged: dict[str, Tensor] = {}  # reused by every save: allocating pinned memory is slow
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
         if world.is_first:
-            for left in folder.glob(".step-*.partial"):  # by a process that was killed
+            for left in folder.glob(".step-*.partial"):  # left by a killed process
                 shutil.rmtree(left, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Let what was begun be finished, whatever ended the training."""
+        """Finish the save in progress, also after an error."""
         with contextlib.suppress(Exception) if kind else contextlib.nullcontext():
             self.wait()
 
     def save(self, step: int, parts: Parts, state: dict[str, Any], best: float | None = None) -> None:
-        """Begin to save, and note it as the best if `best` gives its value; waits for the save before this one.
+        """Start a save; `best`, if given, marks it as the best checkpoint with this loss.
 
-        What went wrong with that one is raised here, on all processes.
+        Waits for the previous save first, and raises its error on all processes.
         """
         self.wait()
         staged = {name: self._stage(name, tensor) for name, tensor in _flat(parts).items()}
@@ -158,7 +160,7 @@ class Saver:
         self.thread.start()
 
     def _stage(self, name: str, tensor: Tensor) -> Tensor:
-        """Copy a tensor into the host's memory, without waiting for it."""
+        """Copy a tensor to host memory, without blocking."""
         source = local(tensor)
         kept = self.staged.get(name)
         if kept is None or (kept.shape, kept.dtype) != (source.shape, source.dtype):
@@ -168,7 +170,7 @@ class Saver:
         return self.world.shard_like(kept, tensor)
 
     def wait(self) -> None:
-        """Wait until all is written; raise what went wrong."""
+        """Wait for the save in progress; raise its error."""
         if self.thread is not None:
             self.thread.join()
         error, self.thread, self.error = self.error, None, None
@@ -177,14 +179,12 @@ class Saver:
 
 
 def mark_best(folder: Path, step: int, value: float) -> None:
-    """Note which checkpoint did best, in one rename."""
-    aside = folder / ".best.json.partial"
-    aside.write_text(json.dumps({"step": step, "value": value}), "utf-8")
-    aside.replace(folder / "best.json")
+    """Record which checkpoint has the lowest validation loss, atomically."""
+    write_atomically(folder / "best.json", json.dumps({"step": step, "value": value}))
 
 
 def best_step(folder: Path) -> int | None:
-    """Return the step noted as best, if there is one."""
+    """Return the step of the best checkpoint, or None if none is recorded."""
     try:
         return int(json.loads((folder / "best.json").read_text("utf-8"))["step"])
     except (OSError, ValueError, KeyError):
@@ -192,14 +192,14 @@ def best_step(folder: Path) -> int | None:
 
 
 def prune(folder: Path, keep: int = 2) -> None:
-    """Delete all but the last few checkpoints and the best."""
+    """Delete all checkpoints but the last `keep` and the best."""
     steps = _steps(folder)
     for step in set(steps[:-keep]) - {best_step(folder)}:
         shutil.rmtree(folder / f"step-{step:08d}", ignore_errors=True)
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole; warn of each damaged one that is passed over."""
+    """Return the newest undamaged checkpoint, or None; warn about each damaged one."""
     for step in reversed(_steps(folder)):
         try:
             return load(folder / f"step-{step:08d}")
@@ -209,17 +209,17 @@ def latest(folder: Path) -> Checkpoint | None:
 
 
 def best(folder: Path) -> Checkpoint | None:
-    """Return the checkpoint that did best on validation, or the newest where none is noted or it is damaged."""
+    """Return the checkpoint with the lowest validation loss, or the newest if none is recorded or it is damaged."""
     if (step := best_step(folder)) is not None:
         try:
             return load(folder / f"step-{step:08d}")
         except CheckpointError as error:
-            warnings.warn(f"{error}; taking the newest in place of the best", stacklevel=2)
+            warnings.warn(f"{error}; using the newest instead of the best", stacklevel=2)
     return latest(folder)
 
 
 def load(folder: Path) -> Checkpoint:
-    """Check a checkpoint against its checksums and return it."""
+    """Return a checkpoint whose checksums match; raise CheckpointError otherwise."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
         checksum = manifest.pop("checksum")
@@ -230,12 +230,12 @@ def load(folder: Path) -> Checkpoint:
                 raise CheckpointError(f"{folder / name} does not match its checksum")
         return Checkpoint(folder, manifest["step"], manifest["state"])
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder} is not a whole checkpoint ({error})") from error
+        raise CheckpointError(f"{folder} is not a complete checkpoint ({error})") from error
 
 
 @contextlib.contextmanager
 def _plain_errors(what: str) -> Iterator[None]:
-    """Say what went wrong, and in which process; DCP's own exception is none that `except Exception` catches."""
+    """Turn DCP's exception into a CheckpointError that names each failed process; it is not an `Exception` itself."""
     try:
         yield
     except CheckpointException as error:

@@ -1,11 +1,11 @@
-"""A trained model as one folder to hand on: weights, configuration, tokeniser; nothing that training needed besides.
+"""Export a trained model as one folder, a release: weights, configuration and tokeniser, without training state.
 
 config.json          the run's configuration
-model.safetensors    all weights, whole, whatever processes trained them
-tokenizer.json       from text to tokens and back
-release.json         where it came from: corpus, step
+model.safetensors    all weights, unsharded
+tokenizer.json       the tokeniser
+release.json         corpus, step and checkpoint that it was exported from
 
-Such a folder can be given to `compressive evaluate`, `generate` and `analyze` in place of a run.
+`compressive evaluate`, `generate` and `analyze` take a release instead of a run.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from compressive.runs.trained import ABOUT, WEIGHTS, Trained
 
 
 def export(run: Run, out: Path, which: Literal["best", "last"] = "best", data_dir: Path | None = None) -> Path:
-    """Write a run's model into a folder that must not exist yet; it takes its name when it is whole."""
+    """Write a run's model into the new folder `out`, atomically, and return it; raise ValueError if it exists."""
     if out.exists():
         raise ValueError(f"out={out} exists already: choose another folder, or remove it first")
     trained, corpus = Trained.load(run, which), run.corpus(data_dir)

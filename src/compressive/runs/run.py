@@ -1,9 +1,9 @@
-"""A run's folder: its configuration, and the way from there to its corpus; `trained.py` has the way to its model.
+"""A run's folder: its configuration and its corpus; `trained.py` loads its model.
 
 runs/NAME/config.json        the resolved configuration
          /environment.json   versions, hardware, commit
-         /metrics.jsonl      one line per logged step and per evaluation
-         /samples/           text sampled while training
+         /metrics.jsonl      one record per logged step and per evaluation
+         /samples/           text sampled during training
          /checkpoints/       the last two and the best
 """
 
@@ -25,14 +25,14 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True)
 class Folder(Generic[Config]):
-    """A training run on disk, of whatever kind."""
+    """A training run on disk, with a configuration of any kind."""
 
     folder: Path
     config: Config
 
     @classmethod
     def create(cls, folder: Path, config: Config) -> Self:
-        """Begin a run in a folder that holds none yet, or write down what a resumed one is told."""
+        """Create the folder of a run and write its configuration; a resumed run overwrites its configuration."""
         folder.mkdir(parents=True, exist_ok=True)
         tables = dataclasses.asdict(config)  # type: ignore[call-overload]
         (folder / "config.json").write_text(json.dumps(tables, indent=1), "utf-8")
@@ -40,12 +40,12 @@ class Folder(Generic[Config]):
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are kept."""
+        """Folder of the checkpoints."""
         return self.folder / "checkpoints"
 
 
 def read_config(folder: Path, command: str) -> dict[str, Any]:
-    """Read a run's configuration, as tables; `command` is what trains one."""
+    """Read a run's config.json as tables; raise FileNotFoundError, naming the training `command`, if it is missing."""
     try:
         tables: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def read_config(folder: Path, command: str) -> dict[str, Any]:
 
 
 class Run(Folder[RunConfig]):
-    """A training run on text or sound."""
+    """A training run on text or audio."""
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -64,13 +64,13 @@ class Run(Folder[RunConfig]):
         return cls(folder, RunConfig.from_tables(read_config(folder, "compressive train")))
 
     def corpus(self, data_dir: Path | None = None) -> "Corpus":
-        """Open the corpus that the run was trained on."""
+        """Open the run's corpus, from `data_dir` if given, else from the folder used in training."""
         from compressive.data.corpus import Corpus
 
         return Corpus.open((data_dir or Path(self.config.data.data_dir)) / self.config.data.corpus)
 
     def tokenizer(self, data_dir: Path | None = None) -> "Tokenizer":
-        """Return the tokeniser of the run's corpus; a release has it beside its weights."""
+        """Return the run's tokeniser; a release holds it itself."""
         from compressive.data.tokenizer import FILE, load_tokenizer
 
         return load_tokenizer(self.folder) if (self.folder / FILE).is_file() else self.corpus(data_dir).tokenizer

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, overload
 
 import torch
 from safetensors import SafetensorError
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from compressive.architectures import build_model
 from compressive.config import AnyModelConfig, EmptyMemory, ModelConfig, PerLayer, WaveNetConfig
-from compressive.model.language_model import CompressiveLM
+from compressive.model.language_model import CompressiveLM, LanguageModel
 from compressive.runs import checkpoint
 from compressive.runs.run import Run
 
@@ -77,7 +77,11 @@ class Trained:
             return EvalConfig(dataclasses.replace(config, empty_memory="masked"), "memory is larger than in training")
         return EvalConfig(config, "as in training")
 
-    def model(self, config: AnyModelConfig, device: torch.device | str = "cpu") -> CompressiveLM:
+    @overload
+    def model(self, config: ModelConfig, device: torch.device | str = "cpu") -> CompressiveLM: ...
+    @overload
+    def model(self, config: AnyModelConfig, device: torch.device | str = "cpu") -> LanguageModel: ...
+    def model(self, config: AnyModelConfig, device: torch.device | str = "cpu") -> LanguageModel:
         """Build the model in evaluation mode; weights of compressors that it does not use are dropped."""
         model = build_model(config)
         wanted = model.state_dict()
@@ -101,7 +105,7 @@ class Trained:
 def _read_weights(path: Path) -> dict[str, Tensor]:
     """Read safetensors only: loading a pickle can run arbitrary code."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: expected weights in safetensors format; export the run again")
+        raise FileNotFoundError(f"{path} does not exist: expected weights as safetensors; no other format is loaded")
     try:
         return load_file(path)
     except SafetensorError as error:

@@ -1,1 +1,1 @@
-"""Speech: its data, its floors, and WaveNet; the trunk, the trainer and the evaluation are those of text."""
+"""Speech: baselines, audio generation, spectrograms and WaveNet; training and evaluation are shared with text."""

@@ -1,11 +1,11 @@
-"""What sound costs without a neural network, in bits per sample: the floors that a model has to beat.
+"""Baselines for audio without a neural network, in bits per sample: floors that a model has to beat.
 
 Each scores every sample of a split once, the first ones included, as the models do:
 
-- unigram: how often each code occurs in training;
-- bigram: the same after each code;
-- linear prediction: each sample as a linear function of the 32 before it, whose coefficients are fitted anew every
-  5 ms to the 20 ms before, with a Laplace distribution around it as wide as recent errors. Nothing of it is trained.
+- unigram: code frequencies in training;
+- bigram: code frequencies after each code;
+- linear prediction: each sample as a linear function of the 32 before it. The coefficients are refitted every 5 ms to
+  the last 20 ms. The prediction is the centre of a Laplace distribution as wide as recent errors. Nothing is trained.
 """
 
 from collections.abc import Iterator
@@ -22,20 +22,20 @@ Codes = npt.NDArray[np.integer[Any]]
 
 ORDER = 32
 FRAME, REACH = 120, 480
-"""Samples between two fits, and to how many each is made: 5 and 20 ms."""
+"""Samples between two fits, 5 ms, and samples that each fit uses, 20 ms."""
 DECAY = 0.99
-"""How slowly the width of the distribution follows the errors: 100 samples."""
+"""Decay of the running mean of errors that sets the width: a time constant of 100 samples."""
 LEAST_WIDTH = 1e-4
 DOUBT = 1e-3
-"""Share of the probability that is spread evenly, so that no sample costs more than 18 bits."""
-BATCH = 4096  # fits made at once
-PIECE = 1 << 22  # samples looked at at once, as a day of speech does not fit into memory
+"""Probability mass spread uniformly, so that no sample costs more than 18 bits."""
+BATCH = 4096  # fits per batch
+PIECE = 1 << 22  # samples processed at a time, to bound memory
 
 
 def floors(corpus: Corpus, split: str, limit: int | None = None) -> dict[str, float]:
-    """Bits per sample of a split, or of its beginning, by each of the three; for 16 bits only the first is counted.
+    """Return bits per sample of a split, or of its first `limit` samples, by baseline; pcm16 has the unigram only.
 
-    Of 65,536 codes most pairs never occur, and linear prediction would need a model of its rounding.
+    Most pairs of 65,536 codes never occur in training, and linear prediction assumes mu-law codes.
     """
     train, codes = corpus.split("train"), corpus.split(split)[:limit]
     found = {"unigram": unigram(train, codes, corpus.vocab_size)}
@@ -45,14 +45,14 @@ def floors(corpus: Corpus, split: str, limit: int | None = None) -> dict[str, fl
 
 
 def unigram(train: Codes, codes: Codes, vocab_size: int) -> float:
-    """By frequency in training, one added to each count."""
+    """Return bits per sample by code frequency in training, with add-one smoothing."""
     counts = sum(np.bincount(piece, minlength=vocab_size) for piece in _pieces(train)) + np.ones(vocab_size)
     bits = -np.log2(counts / counts.sum())
     return float(sum(bits[piece].sum() for piece in _pieces(codes))) / len(codes)
 
 
 def bigram(train: Codes, codes: Codes) -> float:
-    """By frequency after the code before, one added to each count; the very first sample costs 8 bits."""
+    """Return bits per sample by frequency after the previous code, add-one smoothed; the first sample costs 8 bits."""
 
     def pairs(of: Codes) -> Iterator[npt.NDArray[np.int64]]:
         for piece in _pieces(of, overlap=1):
@@ -67,7 +67,7 @@ def bigram(train: Codes, codes: Codes) -> float:
 def linear_prediction(
     codes: Codes, order: int = ORDER, frame: int = FRAME, reach: int = REACH, decay: float = DECAY
 ) -> float:
-    """By linear prediction from the decoded past alone."""
+    """Return bits per sample by linear prediction from the decoded past."""
     past, width, total = np.zeros(max(reach, order)), 0.01, 0.0
     for piece in _pieces(codes, size=PIECE // frame * frame):
         x = mu_law_amplitudes()[piece]
@@ -84,10 +84,10 @@ def _pieces(codes: Codes, size: int = PIECE, overlap: int = 0) -> Iterator[Codes
 
 
 def _laplace_bits(codes: npt.NDArray[np.int64], centre: Floats, width: Floats) -> float:
-    """Bits of all codes together, each by the mass of a Laplace distribution between its edges."""
+    """Sum the bits of all codes, each from the mass of a Laplace distribution between the edges of the code."""
     edges = mu_law_edges()
     lower, upper = ((edges[codes + i] - centre) / width for i in (0, 1))
-    # Right of the centre the mass between two edges is that of their mirror images, which loses no digits.
+    # Right of the centre, use the mirrored edges: the difference of two values near 1 would lose precision.
     flip = lower > 0
     lower, upper = np.where(flip, -upper, lower), np.where(flip, -lower, upper)
     mass = _laplace(upper) - _laplace(lower)
@@ -95,13 +95,13 @@ def _laplace_bits(codes: npt.NDArray[np.int64], centre: Floats, width: Floats) -
 
 
 def _laplace(z: Floats) -> Floats:
-    """Distribution function of mean absolute deviation 1."""
+    """Return the CDF of the Laplace distribution with mean absolute deviation 1."""
     tail = 0.5 * np.exp(-np.abs(z))
     return np.where(z < 0, tail, 1 - tail)
 
 
 def _recent_mean(values: Floats, decay: float, mean: float) -> tuple[Floats, float]:
-    """Exponential mean of all values before each, given that before the first; and that after the last."""
+    """Return the exponential mean before each value, starting from `mean`, and the mean after the last."""
     means = []
     for value in values.tolist():
         means.append(mean)
@@ -110,7 +110,7 @@ def _recent_mean(values: Floats, decay: float, mean: float) -> tuple[Floats, flo
 
 
 def _predict(past: Floats, x: Floats, order: int, frame: int, reach: int) -> Floats:
-    """The prediction of each sample, coefficients by the autocorrelation method, recent samples weighing more."""
+    """Predict each sample, with coefficients by the autocorrelation method; recent samples have more weight."""
     padded, offset = np.concatenate([past, x, np.zeros(-len(x) % frame)]), len(past)
     weights = np.hanning(2 * reach)[:reach]
     size = 1 << (reach + order).bit_length()
@@ -128,8 +128,8 @@ def _predict(past: Floats, x: Floats, order: int, frame: int, reach: int) -> Flo
 
 
 def _levinson(correlation: Floats, order: int) -> Floats:
-    """Coefficients of the prediction error filter, without the leading 1, of many autocorrelations at once."""
-    error = correlation[:, 0] + 1e-9  # a little noise, so that silence has a solution
+    """Return prediction error filters, without the leading 1, of a batch of autocorrelations."""
+    error = correlation[:, 0] + 1e-9  # regularisation, so that silence has a solution
     filters = np.zeros((len(correlation), order + 1))
     filters[:, 0] = 1
     for i in range(1, order + 1):

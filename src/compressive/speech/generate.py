@@ -1,4 +1,4 @@
-"""Sound from a model, sample by sample, the way that text is drawn; written as it comes."""
+"""Audio from a model: prompts, streaming output to wav files, and real audio for comparison."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -14,45 +14,48 @@ from compressive.data.speech.codes import RATE
 from compressive.data.tokenizer import Tokenizer, Tokens
 
 FLUSH = RATE // 10
-"""Samples that are held back at most before they are written."""
+"""Maximum samples buffered before a write."""
 
 
 def prompt_samples(path: Path | None, tokenizer: Tokenizer, length: int | None) -> Tokens:
-    """Tokens of a sound file to be continued, or of one silent sample, as a model needs one to begin with."""
+    """Return the first `length` tokens (n,) of an audio file, or one silent sample without a file.
+
+    Raises ValueError if the file cannot be read as audio or is empty.
+    """
     if path is None:
         return tokenizer.encode(b"\0\0")
     try:
         with path.open("rb") as file:
-            sound = b"".join(block.astype("<i2").tobytes() for block in read_audio(file))
+            audio = b"".join(block.astype("<i2").tobytes() for block in read_audio(file))
     except UnusableError as error:
-        raise ValueError(f"{path} {error}: expected a wav or flac to continue") from error
-    if not sound:
-        raise ValueError(f"{path} holds no sound: expected some to continue; leave it out to begin from silence")
-    return tokenizer.encode(sound)[:length]
+        raise ValueError(f"{path} {error}: expected a wav or flac file to continue") from error
+    if not audio:
+        raise ValueError(f"{path} holds no samples: expected audio to continue; leave it out to start from silence")
+    return tokenizer.encode(audio)[:length]
 
 
-def write_samples(drawn: Iterator[Tensor], tokenizer: Tokenizer, paths: Sequence[Path]) -> Iterator[int]:
-    """Write drawn samples (len(paths),), each into its wav; yields how many there are of each, now and then.
+def write_samples(sampled: Iterator[Tensor], tokenizer: Tokenizer, paths: Sequence[Path]) -> Iterator[int]:
+    """Write sampled tokens, (len(paths),) at a time, one wav file per row; yield the count now and then.
 
-    What is drawn when something goes wrong is in the files, which are whole at any time they are closed.
+    After an error the files hold all samples up to it, and are valid.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(open_wav(path)) for path in paths]
-        held: list[Tensor] = []
+        buffer: list[Tensor] = []
         count = 0
 
         def flush() -> None:
-            if held:
-                rows = torch.stack(held, dim=1).cpu().numpy()
+            if buffer:
+                rows = torch.stack(buffer, dim=1).cpu().numpy()
                 for file, row in zip(files, rows, strict=True):
                     file.writeframes(tokenizer.decode(row))
-                held.clear()
+                buffer.clear()
 
-        stack.callback(flush)  # before the files are closed, whatever ends the drawing
-        for tokens in drawn:
-            held.append(tokens)
+        stack.callback(flush)  # runs before the files are closed, also after an error
+        for tokens in sampled:
+            buffer.append(tokens)
             count += 1
-            if len(held) == FLUSH:
+            if len(buffer) == FLUSH:
                 flush()
                 yield count
         flush()
@@ -60,7 +63,7 @@ def write_samples(drawn: Iterator[Tensor], tokenizer: Tokenizer, paths: Sequence
 
 
 def real_audio(corpus: Corpus, size: int) -> Samples:
-    """The beginning of the first clip of the test split that is long enough, else of the longest, for comparison."""
+    """Return up to `size` samples of a test clip, int16: the first clip that is long enough, else the longest."""
     clips = [clip for clip in corpus.clips if clip.split == "test"]
     clip = next((clip for clip in clips if clip.size >= size), max(clips, key=lambda clip: clip.size))
     codes = np.asarray(corpus.split("test")[clip.start : clip.start + min(size, clip.size)])

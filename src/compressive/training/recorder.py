@@ -16,6 +16,7 @@ from rich.text import Text
 
 from compressive.config import RunConfig
 from compressive.config.agent import AgentRun
+from compressive.runtime import write_atomically
 
 
 class Recorder:
@@ -130,9 +131,7 @@ def _reopen(path: Path, step: int) -> Any:
                     kept.append(line + "\n")
             except (ValueError, KeyError):  # a line that a crash cut short
                 continue
-        aside = path.with_suffix(".partial")
-        aside.write_text("".join(kept), "utf-8")
-        aside.replace(path)
+        write_atomically(path, "".join(kept))
     return path.open("a", encoding="utf-8")
 
 

@@ -136,7 +136,7 @@ def test_a_vocabulary_is_used_again(built, tmp_path, given, capsys):
     capsys.readouterr()
     run(built, tmp_path / "data", vocabulary=vocabulary, name="again")
     assert "already prepared" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="the vocabulary is one of bpe"):
+    with pytest.raises(ValueError, match="--vocabulary is one of bpe"):
         run(built, tmp_path / "data", vocabulary=vocabulary, tokenizer="bytes")
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         run(built, tmp_path / "data", vocabulary=tmp_path / "nowhere")

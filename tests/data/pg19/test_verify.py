@@ -53,7 +53,7 @@ def test_every_book_is_accounted_for(out):
     assert not report.good
     assert str(report).splitlines() == [
         "2 of 5 built books match (40.0%)",
-        "  different 2, our size less the official: 2 by +8, 4 by +0",
+        "  different 2, size minus the official: 2 by +8, 4 by +0",
         "  in the wrong split 1, the first is 3",
         "  not in the list 1, the first is 9",
         "  missing 1 train, 0 validation, 0 test",

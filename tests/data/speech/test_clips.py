@@ -133,10 +133,10 @@ def test_what_cannot_be_split_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist: expected a folder or an archive"):
         find_clips(tmp_path / "none", SHARES)
     (tmp_path / "a.txt").write_text("no sound")
-    with pytest.raises(ValueError, match=r"has no sound: expected files in \.wav.*found \.txt"):
+    with pytest.raises(ValueError, match=r"has no audio: expected files in \.wav.*found \.txt"):
         find_clips(tmp_path, SHARES)
     write_audio(tmp_path / "a.wav", tone(0.2))
-    with pytest.raises(ValueError, match="1 sound files: expected at least 3"):
+    with pytest.raises(ValueError, match="1 audio files: expected at least 3"):
         find_clips(tmp_path, SHARES)
     for name in "bc":
         write_audio(tmp_path / f"{name}.wav", tone(0.2))
@@ -154,7 +154,7 @@ def test_a_member_that_cannot_be_unpacked_is_unusable_and_the_others_are_not(fol
     clips = find_clips(path, SHARES).clips()
     clip = next(clips)
     assert clip.name.endswith(first.filename)
-    with pytest.raises(UnusableError, match="cannot be unpacked"):
+    with pytest.raises(UnusableError, match="cannot be decompressed"):
         clip.open()
     rest = list(clips)
     assert len(rest) == 19
@@ -167,6 +167,6 @@ def test_archives_that_point_outside_or_are_broken_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'../../evil.wav' outside its folder"):
         find_clips(path, SHARES)
     (tmp_path / "b.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(ValueError, match=r"b\.tar\.gz is damaged or no archive"):
+    with pytest.raises(ValueError, match=r"b\.tar\.gz is damaged or not an archive"):
         find_clips(tmp_path / "b.tar.gz", SHARES)
     assert not Path(tmp_path.parent / "evil.wav").exists()

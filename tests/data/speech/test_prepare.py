@@ -68,14 +68,14 @@ def test_bad_clips_are_named_counted_and_left_out(clips, tmp_path, capsys):
     assert prepare("speech", "--source", clips, "--data-dir", tmp_path / "data") == 0
     said = capsys.readouterr().err
     for line in (
-        "not read, as no sound: 1 .m4a, 1 .txt",
+        "skipped, not audio: 1 .m4a, 1 .txt",
         "left out 6 of 11 clips",
         "train/empty.wav: is empty",
-        "train/corrupt.flac: cannot be read as sound",
-        "train/cut.flac: cannot be read as sound",
+        "train/corrupt.flac: cannot be read as audio",
+        "train/cut.flac: cannot be read as audio",
         "train/short.wav: is 10 ms long, expected at least 100 ms",
         "train/silent.wav: is silent",
-        "train/unknown.wav: cannot be read as sound (Format not recognised)",
+        "train/unknown.wav: cannot be read as audio (Format not recognised)",
     ):
         assert line in said
     corpus = Corpus.open(tmp_path / "data" / "speech")
@@ -118,7 +118,7 @@ def test_sound_has_its_own_codes_and_text_has_its(clips, tmp_path, capsys):
     assert prepare("speech", "--source", clips, "--tokenizer", "bpe", "--data-dir", tmp_path) == 2
     assert "tokenizer='bpe'" in capsys.readouterr().err
     assert prepare("text", clips, "--tokenizer", "mulaw", "--data-dir", tmp_path) == 2
-    assert "mulaw, pcm16 are for sound" in capsys.readouterr().err
+    assert "mulaw, pcm16 are for audio" in capsys.readouterr().err
 
 
 def test_without_soundfile_the_command_says_what_to_install(clips, tmp_path, capsys, monkeypatch):

@@ -1,1 +1,1 @@
-"""The commands that build PG-19 and look at it, one module each."""
+"""The commands below `compressive data pg19`, one module each."""

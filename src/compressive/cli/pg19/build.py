@@ -1,4 +1,4 @@
-"""`compressive data pg19 build`: PG-19 from raw Project Gutenberg texts."""
+"""`compressive data pg19 build`: build PG-19 from raw Project Gutenberg texts."""
 
 import sys
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from compressive.cli import run
 
 DESCRIPTION = """Build PG-19 from raw Project Gutenberg texts.
 
-With --metadata official, or the release's metadata.csv, the books of that list are built, with the official splits.
-Without, all English books that were published before 1919, as far as their own text tells, and are not very short,
-split by a hash of their id. Killed and run again, it goes on from where it was; what has not changed is left alone."""
+With --metadata official, or the release's metadata.csv, the listed books are built, with the official splits. Without
+it, all English books are built that were published before 1919, judging by their own text, and are not very short;
+they are split by a hash of their id. An interrupted build resumes, and unchanged books are not rebuilt."""
 
 
 @dataclass(frozen=True)
@@ -20,27 +20,27 @@ class Build:
     """Build PG-19 from raw Project Gutenberg texts."""
 
     source: tyro.conf.UseAppendAction[tuple[Path, ...]]
-    """Raw texts: a folder, a mirror, a .zip or a .tar (.xz, .gz, .bz2). Repeat it for several: the first goes first."""
+    """Raw texts: a folder, a mirror, a .zip or a .tar (.xz, .gz, .bz2). May be repeated; earlier sources win."""
     out: Path
-    """Folder for train/ID.txt, validation/ and test/, and for build.jsonl, which says what became of each book."""
+    """Folder for train/ID.txt, validation/ and test/, and for build.jsonl, with the outcome for each book."""
     metadata: str | None = None
-    """Which books to build: official, for the list in this package, or a metadata.csv, plain, .xz or .gz."""
+    """Books to build: `official` for the list in this package, or a metadata.csv, plain, .xz or .gz."""
     workers: int = 0
-    """Processes that build; 0: one per core."""
+    """Worker processes; 0: one per core."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Parse the words, then build."""
+    """Parse the arguments and build."""
     return run(build, Build, arguments, prog, DESCRIPTION)
 
 
 def build(options: Build) -> int:
-    """Build; after Ctrl-C the same command goes on from there."""
-    from compressive.data.pg19 import build as room
+    """Build and print a summary; after Ctrl-C the same command resumes."""
+    from compressive.data.pg19 import build as pg19
 
     try:
-        print(room.build(options.source, options.out, options.metadata, options.workers))
+        print(pg19.build(options.source, options.out, options.metadata, options.workers))
     except KeyboardInterrupt:
-        print("stopped: the same command goes on from here", file=sys.stderr)
+        print("stopped: run the same command again to resume", file=sys.stderr)
         return 130
     return 0

@@ -1,4 +1,4 @@
-"""`compressive data pg19 stats`: the paper's tables of PG-19, from the built books."""
+"""`compressive data pg19 stats`: print the paper's PG-19 tables for the built books."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +10,17 @@ from compressive.cli import run
 
 @dataclass(frozen=True)
 class Stats:
-    """The paper's tables of PG-19, from the built books."""
+    """Print the paper's PG-19 tables for the built books."""
 
     built: Positional[Path]
-    """Folder that `compressive data pg19 build` wrote."""
+    """Folder written by `compressive data pg19 build`."""
     json: bool = False
-    """Print JSON in place of tables."""
+    """Print JSON instead of tables."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Parse the words, then count."""
-    return run(stats, Stats, arguments, prog, "The paper's tables of PG-19, from the built books.")
+    """Parse the arguments and count."""
+    return run(stats, Stats, arguments, prog, "Print the paper's PG-19 tables for the built books.")
 
 
 def stats(options: Stats) -> int:

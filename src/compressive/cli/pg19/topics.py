@@ -1,4 +1,4 @@
-"""`compressive data pg19 topics`: topics of the built books."""
+"""`compressive data pg19 topics`: learn topics of the built books."""
 
 import sys
 from dataclasses import dataclass
@@ -12,35 +12,36 @@ from compressive.cli import run
 
 @dataclass(frozen=True)
 class Topics:
-    """Topics of the built books, by latent Dirichlet allocation, as in the paper's supplement."""
+    """Learn topics of the built books by latent Dirichlet allocation, as in the paper's supplement."""
 
     built: Positional[Path]
-    """Folder that `compressive data pg19 build` wrote."""
+    """Folder written by `compressive data pg19 build`."""
     topics: int = 20
-    """How many topics."""
+    """Number of topics."""
     split: Literal["train", "validation", "test"] = "train"
-    """Books to read."""
+    """Split to read."""
     seed: int = 0
-    """Of all that is random: the same seed gives the same topics."""
+    """Random seed; the same seed gives the same topics."""
     out: Path | None = None
-    """Folder for topics.json and topics.png; BUILT/topics if not given."""
+    """Folder for topics.json and topics.png; default: BUILT/topics."""
     json: bool = False
-    """Print JSON in place of tables."""
+    """Print JSON instead of tables."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Parse the words, then learn."""
-    return run(topics, Topics, arguments, prog, "Topics of the built books, by latent Dirichlet allocation.")
+    """Parse the arguments and learn."""
+    return run(topics, Topics, arguments, prog, "Learn topics of the built books by latent Dirichlet allocation.")
 
 
 def topics(options: Topics) -> int:
-    """Learn, print, and write the figure; what was learnt is kept even where nothing can be drawn."""
+    """Learn, print, and write the figure; the JSON file is written even if the figure cannot be plotted."""
     import dataclasses
     import json
 
     from rich.console import Console
 
     from compressive.data.pg19.topics import learn_topics
+    from compressive.plotting import PlotError
 
     found = learn_topics(options.built, options.split, options.topics, options.seed)
     folder = options.out or options.built / "topics"
@@ -52,8 +53,6 @@ def topics(options: Topics) -> int:
     else:
         console = Console()
         console.print(*found.tables(console.width), sep="\n")
-    from compressive.plotting import PlotError  # only now, as torch comes with it
-
     try:
         found.plot(folder / "topics.png")
     except PlotError as error:

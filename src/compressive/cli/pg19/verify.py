@@ -1,4 +1,4 @@
-"""`compressive data pg19 verify`: built books against the official ones, bit by bit."""
+"""`compressive data pg19 verify`: compare built books with the official ones by SHA-256."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -12,27 +12,27 @@ from compressive.cli import run
 
 @dataclass(frozen=True)
 class Verify:
-    """Compare built books with the official ones: exit code 0 if all that are there match, 1 if some do not."""
+    """Compare built books with the official ones: exit code 0 if every built book matches, else 1."""
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUT")]
-    """What `compressive data pg19 build` made: train/ID.txt, validation/, test/."""
+    """Folder written by `compressive data pg19 build`: train/ID.txt, validation/, test/."""
     official: str = "official"
-    """A list with other sizes and checksums than that of this package, with the same columns: plain, .xz or .gz."""
+    """List of sizes and checksums: `official` for the one in this package, or a file with its columns."""
     json: bool = False
-    """Print one JSON object and nothing else; it names every book."""
+    """Print one JSON object, which lists every book, instead of text."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Parse the words, then compare."""
+    """Parse the arguments and compare."""
     description = "Compare built books with the official ones by size and SHA-256."
     return run(verify, Verify, arguments, prog, description)
 
 
 def verify(options: Verify) -> int:
-    """Compare and print; the exit code says whether all is as it should be."""
-    from compressive.data.pg19 import verify as room
+    """Compare and print; return 0 if every built book matches, else 1."""
+    from compressive.data.pg19 import verify as pg19
     from compressive.data.pg19.catalogue import read_catalogue
 
-    report = room.verify(options.folder, read_catalogue(options.official))
+    report = pg19.verify(options.folder, read_catalogue(options.official))
     print(json.dumps(asdict(report), indent=1) if options.json else report)
     return 0 if report.good else 1

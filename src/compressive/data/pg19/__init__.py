@@ -1,1 +1,1 @@
-"""PG-19, built from raw Project Gutenberg texts, checked, counted and looked at."""
+"""PG-19: built from raw Project Gutenberg texts, verified, with statistics and topics."""

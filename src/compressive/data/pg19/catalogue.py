@@ -1,4 +1,4 @@
-"""Lists of PG-19's books: the official one, which comes with this package, and those that a user brings."""
+"""Lists of PG-19's books: the official one, shipped with this package, or a user's file."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ _HEADER = ("split", "book_id", "short_title", "publication_date", "pg19_bytes", 
 
 @dataclass(frozen=True)
 class Book:
-    """What a list says of a book."""
+    """A book's entry in a list."""
 
     id: int
     title: str
@@ -27,21 +27,22 @@ class Book:
     bytes: int
     """Size of the official text."""
     sha256: str
-    """SHA-256 of the official text; empty if the official list does not have the book."""
+    """SHA-256 of the official text; empty if the book is not in the official list."""
 
 
 @cache
 def official() -> dict[int, Book]:
-    """The 28,752 books of PG-19 by their id, with size and SHA-256 of their official texts."""
+    """Return the 28,752 books of PG-19 by id, with size and SHA-256 of their official texts."""
     packed = files(__package__).joinpath("official.csv.xz").read_bytes()
     return {book.id: book for book in _parse(lzma.decompress(packed).decode("utf-8"), "official.csv.xz")}
 
 
 def read_catalogue(source: str) -> dict[int, Book]:
-    """Books by their id: the word "official", or a file, plain, .xz or .gz.
+    """Return books by id, from the word "official" or from a file, plain, .xz or .gz.
 
-    A file is the release's `metadata.csv`, with id, title, year and address, or has the columns of `official.csv.xz`,
-    named in its first line. The former says nothing of splits: those are the official ones, and train for other books.
+    The file is the release's `metadata.csv` (id, title, year, address), or has the columns of `official.csv.xz`, named
+    in its first line. `metadata.csv` has no splits: official ones are used, and train for other books. Raises
+    FileNotFoundError or ValueError if the file cannot be used.
     """
     if source == OFFICIAL:
         return official()

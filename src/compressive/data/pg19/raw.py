@@ -1,19 +1,19 @@
-"""Raw texts of Project Gutenberg, wherever they lie: folders, mirrors, archives.
+"""Raw texts of Project Gutenberg in folders, mirrors and archives.
 
-A book's id is in the name of its file: `1234.txt`, `1234-8.txt` (Latin-1), `1234-0.txt` (UTF-8), `pg1234.txt`, in any
-folder, so a flat one will do as well as the mirrors' `1/2/3/1234/1234.txt`. The same names with `.zip` hold one book
-each; other .zip and .tar files hold many, each member named like that. Archives are read as streams: nothing is
-unpacked.
+A book's id is in its file name: `1234.txt`, `1234-8.txt` (Latin-1), `1234-0.txt` (UTF-8) or `pg1234.txt`. The folder
+does not matter: it may be flat, or the mirrors' `1/2/3/1234/1234.txt`. The same names with `.zip` hold one book each.
+Other .zip and .tar files hold many books, with members named in the same way. Archives are read as streams and never
+extracted to disk.
 
-Where a book is there more than once, this decides, the first thing first:
+If a book is found more than once, these rules choose, in this order:
 
-1. a file with something in it before an empty one
-2. the source that was given first
-3. a file that is not in a folder `old`, where mirrors keep what was corrected later
-4. `1234.txt`, then `1234-8.txt`, `1234-0.txt`, `pg1234.txt`: PG-19 has the plain one, for books full of French names,
-   10861 and 10939 among them, match its SHA-256 without a single accent
+1. a non-empty file before an empty one
+2. the source given first
+3. a file outside folders named `old`, where mirrors keep superseded versions
+4. `1234.txt`, then `1234-8.txt`, `1234-0.txt`, `pg1234.txt`. PG-19 used the plain one: books full of French names, such
+   as 10861 and 10939, match its SHA-256 without any accents
 5. a plain file, then one in a .zip, then one in a .tar
-6. the name, in alphabetical order
+6. alphabetical order of the name
 """
 
 import bz2
@@ -33,27 +33,27 @@ _NAME = re.compile(r"(?P<pg>pg)?(?P<id>\d{1,9})(?P<kind>-[08])?\.(?:txt(?:\.utf-
 _KINDS = ("", "-8", "-0", "pg")
 _TEXT = re.compile(r"\.txt(?:\.utf-?8)?$", re.IGNORECASE)
 _TAR = re.compile(r"\.(?:tar(?:\.(?:xz|gz|bz2))?|txz|tgz|tbz2)$", re.IGNORECASE)
-_OTHER_FORMAT = re.compile(r"\d+-(?![08]\.)[\w-]+\.zip", re.IGNORECASE)  # 1234-h.zip is HTML, -pdf.zip a PDF
+_OTHER_FORMAT = re.compile(r"\d+-(?![08]\.)[\w-]+\.zip", re.IGNORECASE)  # 1234-h.zip is HTML, 1234-pdf.zip is PDF
 
 DAMAGED = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error)
-"""What reading a file may raise; RuntimeError is how zipfile says that a member is encrypted."""
+"""Exceptions of reading a damaged file; zipfile raises RuntimeError for encrypted members."""
 
 
 @dataclass(frozen=True)
 class Raw:
-    """Where a raw text is."""
+    """Location of a raw text."""
 
     id: int
     name: str
-    """For the log: the source's own name, then the path inside it."""
+    """For the log: the name of the source, then the path inside it."""
     path: Path
     """The file on disk."""
     member: str | None
-    """The name inside it, if it is an archive."""
+    """Name of the member, if the file is an archive."""
     size: int
-    """Bytes that it takes on disk."""
+    """Bytes on disk."""
     order: tuple[bool, int, bool, int, int, str]
-    """Of several texts of a book, the one with the least is taken."""
+    """Sort key among the texts of a book; the smallest is chosen."""
 
 
 @dataclass(frozen=True)
@@ -64,29 +64,29 @@ class File:
     name: str
     """For the log."""
     source: int
-    """Which of the sources it is from."""
+    """Index of its source."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What there is in the sources."""
+    """All texts found in the sources."""
 
     books: dict[int, list[Raw]] = field(default_factory=dict)
-    """The texts of every book; those in a .tar join them as they come by."""
+    """Texts by book id; those in .tar files are added while these are read."""
     tars: list[File] = field(default_factory=list)
-    """Archives whose texts are not known before they are read."""
+    """The .tar files, whose members are known only when read."""
     damaged: dict[str, tuple[int | None, str]] = field(default_factory=dict)
-    """Files that could not be looked into, by name: the id, if the name has one, and why."""
+    """Unreadable files by name: the id, if the name has one, and the reason."""
     unnamed: list[str] = field(default_factory=list)
-    """Texts that have no id in their name."""
+    """Texts without an id in their name."""
 
     def ranked(self, book_id: int) -> list[Raw]:
-        """The texts of a book, the one to take first."""
+        """Return the texts of a book, the preferred one first."""
         return sorted(self.books[book_id], key=lambda raw: raw.order)
 
 
 def find_books(sources: Sequence[Path]) -> Found:
-    """List all texts but those in a .tar."""
+    """List all texts, except those in .tar files; raise FileNotFoundError if a source is missing."""
     found = Found()
     for index, source in enumerate(sources):
         if not source.exists():
@@ -101,7 +101,7 @@ def find_books(sources: Sequence[Path]) -> Found:
 
 
 def read(raw: Raw) -> bytes:
-    """The bytes of a text that is not in a .tar; any of `DAMAGED` may be raised."""
+    """Return the bytes of a text that is not in a .tar; raises one of `DAMAGED` if it cannot be read."""
     if raw.member is None:
         return raw.path.read_bytes()
     with zipfile.ZipFile(raw.path) as archive:
@@ -109,9 +109,9 @@ def read(raw: Raw) -> bytes:
 
 
 def stream(found: Found, advance: Callable[[int], None]) -> Iterator[tuple[Raw, bytes]]:
-    """Read every .tar once, and add its texts to the others; those that none so far is better than are handed out.
+    """Read every .tar once, add its texts to `found`, and yield those that are preferred over all found so far.
 
-    So a book may come twice, and then the second is the better one. `advance` is told the bytes read from disk.
+    A book may be yielded twice; the second text then replaces the first. `advance` is called with the bytes read.
     """
     for tar in found.tars:
         try:
@@ -143,13 +143,13 @@ def stream(found: Found, advance: Callable[[int], None]) -> Iterator[tuple[Raw, 
 
 
 def why(error: BaseException) -> str:
-    """An error in one line, without the path, which the log gives as a name."""
+    """Return an error as one line, without the path, which the log has already."""
     text = error.strerror if isinstance(error, OSError) else str(error)
     return text or type(error).__name__
 
 
 def _unpacked(file: IO[bytes], path: Path) -> IO[bytes]:
-    """What is in a compressed file; where it is cut off this raises, and tarfile's own way would take it for whole."""
+    """Return the decompressed stream of a file; unlike tarfile's own decompression, it raises on truncated input."""
     for ending, opener in (("xz", lzma.open), ("gz", gzip.open), ("bz2", bz2.open)):
         if path.name.lower().endswith(ending):
             return cast(IO[bytes], opener(file))
@@ -157,7 +157,7 @@ def _unpacked(file: IO[bytes], path: Path) -> IO[bytes]:
 
 
 def _files(source: Path, index: int, found: Found) -> Iterator[File]:
-    """All files of a source, in alphabetical order."""
+    """Yield all files of a source, in alphabetical order."""
     root = source.resolve().name
     if source.is_file():
         yield File(source, root, index)
@@ -173,7 +173,7 @@ def _files(source: Path, index: int, found: Found) -> Iterator[File]:
 
 
 def _list(file: File, found: Found) -> None:
-    """Add the texts of a file to those found, or put it among the .tar files."""
+    """Add the texts of a file to `found`; a .tar file is only noted."""
     path, raws = file.path, []
     if _TAR.search(path.name):
         found.tars.append(file)
@@ -194,7 +194,7 @@ def _list(file: File, found: Found) -> None:
 
 
 def _raw(file: File, member: str | None, named: str, size: int, empty: bool, found: Found) -> Raw | None:
-    """Where a text is, if `named` has an id; otherwise it is put among those without."""
+    """Return the location of a text, or None, noted in `found.unnamed`, if `named` has no id."""
     inside = file.name if member is None else f"{file.name}/{member}"
     match = _NAME.fullmatch(named)
     if match is None:

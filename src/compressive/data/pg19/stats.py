@@ -1,4 +1,4 @@
-"""The paper's two tables of PG-19, from built books: its splits, and how it compares with other corpora."""
+"""The paper's two PG-19 tables for built books: its splits, and a comparison with other corpora."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,21 +23,21 @@ CORPORA = (
 
 @dataclass(frozen=True)
 class Split:
-    """One split, as it is built and as it was published."""
+    """One split, as built and as published."""
 
     built: Size
     published: Size
     present: int
-    """How many of the published books are among those built."""
+    """Number of published books among those built."""
 
     @property
     def complete(self) -> bool:
-        """Whether the books are those published, all of them and no others."""
+        """Whether the built books are exactly the published ones."""
         return self.built.books == self.present == self.published.books
 
     @property
     def mark(self) -> str:
-        """Whether figures of this split can be compared with published ones."""
+        """Whether results on this split are comparable with published ones, in words."""
         if self.complete:
             return "complete"
         others = self.built.books - self.present
@@ -45,14 +45,14 @@ class Split:
         return f"{self.present:,} of {self.published.books:,} books{added}: not comparable with published results"
 
     def as_dict(self) -> dict[str, Any]:
-        """Write it as plain values."""
+        """Return plain values for JSON."""
         sizes = {"built": self.built, "published": self.published}
         with_averages = {name: size._asdict() | {"words_per_book": _average(size)} for name, size in sizes.items()}
         return with_averages | {"present": self.present, "complete": self.complete}
 
 
 def books(built: Path, split: str) -> list[Path]:
-    """The texts of a split, by id."""
+    """Return the texts of a split, sorted by id; raise FileNotFoundError if the folder is missing."""
     if not built.is_dir():
         raise FileNotFoundError(
             f"{built} is not there: expected a folder with {', '.join(SPLITS)}; run: compressive data pg19 build"
@@ -61,7 +61,7 @@ def books(built: Path, split: str) -> list[Path]:
 
 
 def measure(built: Path) -> dict[str, Split]:
-    """Count every split of a built folder; books are read one at a time."""
+    """Count books, words and bytes of every split; raise ValueError if there are no books."""
     paths = {split: books(built, split) for split in SPLITS}
     if not any(paths.values()):
         raise ValueError(
@@ -83,7 +83,7 @@ def measure(built: Path) -> dict[str, Split]:
 
 
 def tables(splits: dict[str, Split]) -> Iterator["Table"]:
-    """Both tables, for a terminal."""
+    """Yield both tables, for a terminal."""
     from rich.table import Table
 
     table = Table("", "", title="PG-19: what is built, and what was published", title_justify="left")
@@ -116,10 +116,10 @@ def _average(size: Size) -> float:
 
 
 def _thousands(value: float) -> str:
-    """As the paper writes them: 27, 3.6K, 69K."""
+    """Format as in the paper: 27, 3.6K, 69K."""
     return f"{value:.0f}" if value < 1000 else f"{value / 1000:.{1 if value < 10_000 else 0}f}K"
 
 
 def _bytes(size: int) -> str:
-    """As the paper writes them: its 10.9 GB of PG-19 are 11,677,531,154 bytes, so a GB is 2^30 of them."""
+    """Format as in the paper: its 10.9 GB of PG-19 are 11,677,531,154 bytes, so a GB is 2^30 bytes."""
     return f"{size / 2**30:.3g} GB" if size >= 2**30 else f"{size / 2**20:.3g} MB"

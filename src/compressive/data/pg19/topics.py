@@ -1,8 +1,8 @@
-"""Topics of the built books, by latent Dirichlet allocation: the paper's supplementary table.
+"""Topics of the built books by latent Dirichlet allocation, as in the paper's supplementary table.
 
-A book tells of too many things to be one document, so it is cut into stretches of about a thousand words. Books are
-read one at a time: once to choose the vocabulary, then to learn from stretches of several books, mixed, in
-mini-batches; few books are read again and again, until there have been enough mini-batches.
+A book covers too many subjects for one document, so it is cut into documents of about a thousand words. Books are read
+one at a time: first to choose the vocabulary, then to learn from mini-batches that mix documents of several books. A
+small set of books is read several times, until there have been enough mini-batches.
 """
 
 import math
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 Advance = Callable[[int], None]
 
-WORD = re.compile(r"[^\W\d_]{3,}")  # never found in <DW52> and its like, which stand for words that were taken out
+WORD = re.compile(r"[^\W\d_]{3,}")  # does not match PG-19's placeholders for removed words, such as <DW52>
 DOCUMENT = 1000
-"""Words of a stretch, about."""
+"""Words per document, approximately."""
 VOCABULARY = 5000
-"""Number of words that topics are made of: the most frequent of those that the next two leave."""
+"""Vocabulary size of the topics: the most frequent words that pass the next two limits."""
 MIN_BOOKS = 0.15
-"""Share of the books that a word must be found in, or else it is a name or a term of few of them."""
+"""Least share of the books that a word must occur in; rarer words are names or special terms."""
 MAX_DOCUMENTS = 0.2
-"""Share of the stretches that a word may be found in, or else it is a word of all topics."""
+"""Largest share of the documents that a word may occur in; more common words belong to all topics."""
 REPEATS = 4
-"""How often a word of a stretch counts at most, so that who is named in every other line does not lead a topic."""
+"""Maximum count of a word per document, so that frequent character names do not dominate a topic."""
 KNOWN = 3_000_000
-"""Words to remember while the vocabulary is chosen; beyond that, those of one book only are forgotten."""
+"""Words counted while the vocabulary is chosen; beyond that, words of a single book are dropped."""
 GROUP = 64
-"""Books whose stretches are mixed."""
+"""Books whose documents are shuffled together."""
 BATCH = 256
-"""Stretches of a mini-batch, about."""
+"""Documents per mini-batch, approximately."""
 BATCHES = 300
-"""Mini-batches to learn from at least."""
+"""Minimum number of mini-batches."""
 TOP = 15
-"""Words of a topic that are shown, as many as in the paper."""
+"""Words shown per topic, as in the paper."""
 
 OLD_FORMS = """
     canst couldst didst dost doth durst ere forth hadst hast hath hither mayst methinks nay oft shalt shouldst thee
@@ -60,30 +60,30 @@ FORENAMES = """
     stephen susan thomas tom walter will william
 """
 STOP_WORDS = " ".join([OLD_FORMS, CUT_SHORT, OF_PRINTERS, OF_TALK, FORENAMES]).split()
-"""Words that tell of no topic, besides those on scikit-learn's list."""
+"""Stop words in addition to scikit-learn's."""
 
 
 class TopicsError(RuntimeError):
-    """No topics can be learnt."""
+    """Topics cannot be learnt."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """What the words of some stretches have in common."""
+    """A topic: a distribution over words."""
 
     label: str
     """Its first three words."""
     share: float
-    """How much of the text it accounts for."""
+    """Share of the text that it accounts for."""
     words: list[str]
-    """The most probable ones, first that which is most."""
+    """The most probable words, in decreasing order."""
     weights: list[float]
     """Their probabilities in this topic."""
 
 
 @dataclass(frozen=True)
 class Topics:
-    """Topics of a split, that with the largest share first, and what they were learnt from."""
+    """Topics of a split, largest share first, and what they were learnt from."""
 
     split: str
     seed: int
@@ -94,7 +94,7 @@ class Topics:
     topics: list[Topic]
 
     def tables(self, width: int) -> Iterator["Table"]:
-        """Return the topics for a terminal of a width: topics are columns, in as many tables as that takes."""
+        """Yield tables for a terminal of this width; topics are columns."""
         from rich.table import Table
 
         columns = max(1, (width - 1) // 16)
@@ -106,7 +106,7 @@ class Topics:
             yield table
 
     def plot(self, to: Path | BinaryIO) -> None:
-        """Draw the words of each topic as bars."""
+        """Plot the words of each topic as bars."""
         from compressive.plotting import COLOURS, INK, figure, save, tidy
 
         columns = min(5, len(self.topics))
@@ -131,7 +131,10 @@ class Topics:
 
 
 def learn_topics(built: Path, split: str = "train", topics: int = 20, seed: int = 0) -> Topics:
-    """Read the books of a split and learn so many topics; the same seed gives the same ones."""
+    """Learn topics from the books of a split; the same seed gives the same topics.
+
+    Raises ValueError for too few topics or books, TopicsError if scikit-learn is missing.
+    """
     if topics < 2:
         raise ValueError(f"topics={topics}: expected at least 2")
     paths = books(built, split)
@@ -157,7 +160,7 @@ def learn_topics(built: Path, split: str = "train", topics: int = 20, seed: int 
 
 
 def choose_words(paths: Sequence[Path], without: Collection[str], advance: Advance) -> tuple[list[str], int]:
-    """The words that topics are made of, most frequent first, and how many stretches there are."""
+    """Return the vocabulary, most frequent word first, and the number of documents."""
     in_books: Counter[str] = Counter()
     in_documents: Counter[str] = Counter()
     documents = 0
@@ -180,7 +183,7 @@ def choose_words(paths: Sequence[Path], without: Collection[str], advance: Advan
 def batches(
     paths: Sequence[Path], words: Sequence[str], passes: int, seed: int, advance: Advance
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """How often each word is in each stretch, (stretches, words) at a time; every pass reads in another order."""
+    """Yield mini-batches of word counts, (documents, words); every pass has another order."""
     index, random = {word: i for i, word in enumerate(words)}, np.random.default_rng(seed)
     for _ in range(passes):
         order = random.permutation(len(paths))
@@ -197,7 +200,7 @@ def batches(
 
 
 def read_documents(path: Path, advance: Advance) -> Iterator[list[str]]:
-    """The stretches of a book, all of about the same length, as words in lower case."""
+    """Yield the documents of a book, of about equal length, as lower-case words."""
     text = path.read_bytes()
     words = WORD.findall(text.decode("utf-8", "replace").lower())
     count = max(bool(words), round(len(words) / DOCUMENT))
@@ -207,7 +210,7 @@ def read_documents(path: Path, advance: Advance) -> Iterator[list[str]]:
 
 
 def _topic(weights: npt.NDArray[np.float64], words: Sequence[str]) -> Topic:
-    """A topic, from the shares of all text that its words account for."""
+    """Build a topic from its row of weights (words,), as shares of all text."""
     share = float(weights.sum())
     best = np.argsort(-weights, kind="stable")[:TOP]
     top = [words[i] for i in best]
@@ -215,7 +218,7 @@ def _topic(weights: npt.NDArray[np.float64], words: Sequence[str]) -> Topic:
 
 
 def _scikit_learn() -> tuple[Any, frozenset[str]]:
-    """Its model and its stop words, or how to get it."""
+    """Return scikit-learn's LDA class and stop words; raise TopicsError if it is missing."""
     try:
         from sklearn.decomposition import LatentDirichletAllocation
         from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS

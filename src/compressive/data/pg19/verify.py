@@ -1,4 +1,4 @@
-"""Built books against the official ones, by size and SHA-256."""
+"""Compare built books with the official ones by size and SHA-256."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,38 +8,38 @@ from compressive.data.download import sha256_of
 from compressive.data.pg19.catalogue import SPLITS, Book
 from compressive.data.progress import progress
 
-SHOWN = 10  # differing books that people are shown; the report has all
+SHOWN = 10  # differing books listed in the text; the report has all
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a comparison; books are given by their id."""
+    """Result of a comparison; books are given by id."""
 
     built: int
-    """How many books there are."""
+    """Number of built books."""
     matched: Sequence[int]
-    """The same, bit by bit."""
+    """Books that match the official text."""
     different: Mapping[int, int]
-    """Not the same: our size less the official one."""
+    """Books that differ: size minus the official size."""
     wrong_split: Mapping[int, str]
-    """In this split, and the official one is another."""
+    """Books in another split than the official one: the split they are in."""
     unknown: Sequence[int]
-    """Built, but not in the list."""
+    """Built books that are not in the list."""
     missing: Mapping[str, Sequence[int]]
-    """In the list, but not built, by split."""
+    """Books in the list that are not built, by split."""
 
     @property
     def good(self) -> bool:
-        """Whether every book that is there is as it should be, and where."""
+        """Whether every built book matches and is in the right split."""
         return not (self.different or self.wrong_split or self.unknown)
 
     def __str__(self) -> str:
-        """For people to read."""
+        """Return the report as text."""
         lines = [f"{len(self.matched):,} of {self.built:,} built books match ({len(self.matched) / self.built:.1%})"]
         if self.different:
             shown = [f"{book_id} by {size:+,}" for book_id, size in list(self.different.items())[:SHOWN]]
             more = ["..."] if len(self.different) > SHOWN else []
-            lines.append(f"  different {len(self.different):,}, our size less the official: {', '.join(shown + more)}")
+            lines.append(f"  different {len(self.different):,}, size minus the official: {', '.join(shown + more)}")
         for what, ids in (("in the wrong split", list(self.wrong_split)), ("not in the list", self.unknown)):
             if ids:
                 lines.append(f"  {what} {len(ids):,}, the first is {ids[0]}")
@@ -50,7 +50,7 @@ class Report:
 
 
 def verify(folder: Path, books: Mapping[int, Book]) -> Report:
-    """Compare every `SPLIT/ID.txt` in a folder with what the list says of it."""
+    """Compare every `SPLIT/ID.txt` in a folder with the list; raise FileNotFoundError if there are no books."""
     built = _built(folder)
     if not built:
         raise FileNotFoundError(
@@ -80,6 +80,6 @@ def verify(folder: Path, books: Mapping[int, Book]) -> Report:
 
 
 def _built(folder: Path) -> list[tuple[int, str, Path]]:
-    """Every book in the folder, by id, with its split."""
+    """Return id, split and path of every book in the folder, sorted by id."""
     paths = [(split, path) for split in SPLITS for path in (folder / split).glob("*.txt")]
     return sorted((int(path.stem), split, path) for split, path in paths if path.stem.isdecimal())

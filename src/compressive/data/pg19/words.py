@@ -1,19 +1,20 @@
-"""How many words PG-19 has, and how words are counted.
+"""Official word counts of PG-19, and how this package counts words.
 
-The paper gives the number of words of each split, by which a perplexity per word is normalised, but not how they were
-counted. `experiments/pg19_words.py` tries rules on the books at hand and compares what they come to for a whole split
-with these numbers; `experiments/results/pg19-words/` holds what it found. Words between white space, as here and
-in every corpus of this package, come to 1.1 % more than the paper's train split, 0.3 % more than its validation split
-and 2.0 % more than its test split, with standard errors of 0.4 %, 0.7 % and 0.4 % if the books at hand were drawn by
-lot, which they were not. Leaving out what holds no letter, such as numbers and dashes, would take half a per cent off,
-which brings it no nearer in every split; runs of letters are further off, and punctuation adds a fifth or more.
+Word-level perplexity is normalised by the number of words of a split. The paper gives these numbers, but not how they
+were counted. `experiments/pg19_words.py` applies several rules to the available books, extrapolates to whole splits,
+and compares with these numbers; the results are in `experiments/results/pg19-words/`. Words separated by white space,
+as counted here and in every corpus of this package, give 1.1 % more than the paper's train split, 0.3 % more than its
+validation split and 2.0 % more than its test split, with standard errors of 0.4 %, 0.7 % and 0.4 %. These assume that
+the available books are a random sample, which they are not. Without words that hold no letter, such as numbers and
+dashes, counts are half a per cent lower, which is not closer in every split. Runs of letters are further off, and
+counting punctuation adds a fifth or more.
 """
 
 from typing import NamedTuple
 
 
 class Size(NamedTuple):
-    """How much text there is."""
+    """Books, words and bytes of a split."""
 
     books: int
     words: int
@@ -25,11 +26,11 @@ OFFICIAL = {
     "validation": Size(50, 3_007_061, 17_733_002),
     "test": Size(100, 6_966_499, 41_289_101),
 }
-"""The whole splits: books and words as the paper has them, bytes of the official texts."""
+"""Sizes of the whole splits: books and words from the paper, bytes of the official texts."""
 
 _SHAPE = bytes(ord(" ") if byte in b" \t\n\r\v\f" else ord("x") for byte in range(256))
 
 
 def count_words(text: bytes) -> int:
-    """Words of a text, as white space (of ASCII) separates them."""
+    """Return the number of words of a text, separated by ASCII white space."""
     return (b" " + text.translate(_SHAPE)).count(b" x")  # a word begins where white space ends

@@ -1,6 +1,6 @@
-"""Where clips come from: folders and archives of sound files, and published corpora with splits of their own.
+"""Sources of clips: folders and archives of audio files, and published corpora with their own splits.
 
-An archive is read as a stream, member by member; nothing is unpacked.
+Archives are read as streams, member by member, and never extracted to disk.
 """
 
 import csv
@@ -26,15 +26,15 @@ from compressive.data.speech.audio import EXTENSIONS, UnusableError
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 CUTS = "manifest.csv"
-"""In a folder with train, valid and test as one file each: where in these every clip begins and ends."""
+"""Lists start and end of every clip, in a folder with one file each for train, valid and test."""
 EMBEDDED = Path(__file__).parent / "callie"
-"""Some seconds of speech that come with the package, with their licence."""
-IN_MEMORY = 1 << 26  # bytes of an archive's member that are held in memory; longer ones wait in a file
+"""A few seconds of speech shipped with the package, with their licence."""
+IN_MEMORY = 1 << 26  # larger archive members are buffered in a temporary file
 
 
 @dataclass(frozen=True)
 class Found:
-    """A clip that is not read yet."""
+    """A clip before it is read."""
 
     name: str
     split: str
@@ -45,37 +45,37 @@ class Found:
 
 @dataclass(frozen=True)
 class Source:
-    """Clips of one place."""
+    """The clips of one source."""
 
     sums: Mapping[str, str]
-    """The files they are in, and the SHA-256 of each."""
+    """Source files, with the SHA-256 of each."""
     clips: Callable[[], Iterator[Found]]
-    """Gives a fresh pass over them, in order; each must be read before the next is asked for."""
+    """Returns a new pass over the clips, in order; each must be read before the next is requested."""
     others: Mapping[str, int] = field(default_factory=dict)
-    """Files beside them that are no sound, by what their names end in; filled by a pass."""
+    """Number of files that are not audio, by extension."""
     note: str = ""
-    """What one must know about them."""
+    """What to know before comparing results on them."""
 
 
 @dataclass(frozen=True)
 class PublishedSpeech:
-    """Speech that others have published: where it is, how to know it, how it is split."""
+    """A published speech corpus: addresses, checksums and splits."""
 
     title: str
     urls: Mapping[str, str]
-    """Addresses of its archives, and the SHA-256 of each."""
+    """Addresses of its archives, with the SHA-256 of each."""
     split: Callable[[PurePosixPath], str | None]
-    """The split of a clip, by its path; None for what does not belong to it."""
+    """Returns the split of a clip by its path; None for files that are not part of the corpus."""
 
 
 def _ljspeech(path: PurePosixPath) -> str | None:
-    """By chapter, so that no sentence's neighbour is in another split: LJ049 valid, LJ050 test."""
+    """Split by chapter, so that adjacent sentences share a split: LJ049 is valid, LJ050 is test."""
     chapter = re.match(r"LJ(\d{3})-\d{4}", path.stem)
     return None if chapter is None else {"049": "valid", "050": "test"}.get(chapter[1], "train")
 
 
 def _libritts(path: PurePosixPath) -> str | None:
-    """By the folder that its authors put it in; speakers differ."""
+    """Split by the official folders; no speaker is in two splits."""
     folders = {"train-clean-100": "train", "dev-clean": "valid", "test-clean": "test"}
     return next((folders[part] for part in path.parts if part in folders), None)
 
@@ -91,7 +91,7 @@ PUBLISHED_SPEECH = {
         },
         split=_ljspeech,
     ),
-    # The checksums are those that torchaudio records for these addresses.
+    # The checksums are torchaudio's for these addresses.
     "libritts": PublishedSpeech(
         title="LibriTTS, train-clean-100, dev-clean and test-clean",
         urls={
@@ -105,16 +105,16 @@ PUBLISHED_SPEECH = {
 
 
 def find_published(name: str, paths: Sequence[Path]) -> Source:
-    """The clips of a published corpus in its archives, or in a folder that holds these or what was in them."""
+    """Return the clips of a published corpus, from its archives or from a folder of archives or extracted files."""
     return _source(paths, lambda names: PUBLISHED_SPEECH[name].split)
 
 
 def find_clips(path: Path, shares: tuple[float, float, float]) -> Source:
-    """The clips of a folder or an archive of one's own, each wholly in one split.
+    """Return the clips of a user's folder or archive; no clip is in two splits.
 
-    A folder with manifest.csv (split, start, end) and train, valid and test as one file each is cut as it says. One
-    with the folders train, valid and test is split already. All else is split by the names of the clips, shuffled but
-    always alike, by shares of their number.
+    A folder with manifest.csv (split, start, end) and one file each for train, valid and test is cut accordingly. A
+    folder with subfolders train, valid and test keeps these splits. Otherwise clips are shuffled by a hash of their
+    names, which is always the same order, and split by shares of their number.
     """
     if path.is_dir() and (rows := _cuts(path)):
         return _cut_files(path, rows)
@@ -129,27 +129,27 @@ def find_clips(path: Path, shares: tuple[float, float, float]) -> Source:
 
 
 def _by_shares(names: Sequence[str], shares: tuple[float, float, float]) -> dict[PurePosixPath, str]:
-    """At least one clip for each split."""
+    """Assign clips to splits by shares, at least one to each; raise ValueError if there are too few clips."""
     if len(names) < len(SPLITS):
         raise ValueError(
-            f"{len(names)} sound files: expected at least 3, one for each of train, valid and test; cut long "
+            f"{len(names)} audio files: expected at least 3, one for each of train, valid and test; cut long "
             "recordings into clips, or give a folder with train/, valid/ and test/"
         )
     shuffled = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
     valid, test = (max(1, round(len(names) * share)) for share in shares[1:])
     train = len(names) - valid - test
     if train < 1:
-        raise ValueError(f"split={shares}: leaves none of {len(names)} clips for training; give it a larger share")
+        raise ValueError(f"split={shares}: leaves none of {len(names)} clips for training; give train a larger share")
     splits = ["train"] * train + ["valid"] * valid + ["test"] * test
     return {PurePosixPath(name): split for name, split in zip(shuffled, splits, strict=True)}
 
 
 def _source(paths: Sequence[Path], choose: Callable[[Sequence[str]], Callable[[PurePosixPath], str | None]]) -> Source:
-    """All sound files of folders and archives; `choose` gets their names and gives what splits them."""
+    """Return all audio files of folders and archives; `choose` maps their names to a function that splits them."""
     files: dict[str, Path] = {}
     for path in paths:
         if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist: expected a folder or an archive of sound files")
+            raise FileNotFoundError(f"{path} does not exist: expected a folder or an archive of audio files")
         inside = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
         files |= {file.relative_to(path).as_posix() if path.is_dir() else file.name: file for file in inside}
 
@@ -163,7 +163,7 @@ def _source(paths: Sequence[Path], choose: Callable[[Sequence[str]], Callable[[P
             others[kind] = others.get(kind, 0) + 1
     if not names:
         found = ", ".join(sorted(others)) or "nothing"
-        raise ValueError(f"{paths[0]} has no sound: expected files in {', '.join(EXTENSIONS)}, found {found}")
+        raise ValueError(f"{paths[0]} has no audio: expected files in {', '.join(EXTENSIONS)}, found {found}")
     split = choose(names)
 
     def clips() -> Iterator[Found]:
@@ -176,7 +176,7 @@ def _source(paths: Sequence[Path], choose: Callable[[Sequence[str]], Callable[[P
 
 
 def _cuts(folder: Path) -> list[dict[str, str]]:
-    """The rows of a list of cuts; none where it is not there, or is a list of something else."""
+    """Return the rows of manifest.csv; none if it is missing or has other columns."""
     if not (folder / CUTS).is_file():
         return []
     with (folder / CUTS).open(encoding="utf-8", errors="replace", newline="") as file:
@@ -185,7 +185,7 @@ def _cuts(folder: Path) -> list[dict[str, str]]:
 
 
 def _cut_files(folder: Path, rows: Sequence[Mapping[str, str]]) -> Source:
-    """Files in which clips lie end to end."""
+    """Return the clips of files that hold many clips each, cut by the rows of manifest.csv."""
     files: dict[str, Path] = {}
     for split in SPLITS:
         found = [folder / f"{split}{kind}" for kind in EXTENSIONS if (folder / f"{split}{kind}").is_file()]
@@ -204,17 +204,17 @@ def _cut_files(folder: Path, rows: Sequence[Mapping[str, str]]) -> Source:
             yield Found(name, row["split"], partial(_open, file), int(row["start"]), int(row["end"]))
 
     sums = {file.name: sha256_of(file) for file in (*files.values(), folder / CUTS)}
-    note = "Some seconds to try things out with: no figure on them means anything." if folder == EMBEDDED else ""
+    note = "A few seconds of speech for trying things out: results on them mean nothing." if folder == EMBEDDED else ""
     return Source(sums, clips, note=note)
 
 
 def _names(files: Mapping[str, Path]) -> Iterator[str]:
-    """Names of all files, those in archives below the archive's."""
+    """Yield the names of all files; members of an archive are named archive/member."""
     for name, path in files.items():
         if path.name.lower().endswith(".zip"):
             yield from (f"{name}/{member}" for member in members(path))
         elif path.name.lower().endswith(ARCHIVES):
-            with _tar(path) as archive, progress(f"looking into {path.name}") as advance:
+            with _tar(path) as archive, progress(f"listing {path.name}") as advance:
                 for member in archive:
                     advance(member.size)
                     if member.isfile():
@@ -224,7 +224,7 @@ def _names(files: Mapping[str, Path]) -> Iterator[str]:
 
 
 def _open_all(files: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], IO[bytes]]]]:
-    """The same, each with the way to its bytes; a member of an archive must be opened before the next is asked for."""
+    """Yield names and functions that open each file; a member must be opened before the next is requested."""
     for name, path in files.items():
         if path.name.lower().endswith(".zip"):
             with zipfile.ZipFile(path) as archive:
@@ -245,13 +245,13 @@ def _tar(path: Path) -> Iterator[tarfile.TarFile]:
         with tarfile.open(path) as archive:
             yield archive
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ValueError(f"{path} is damaged or no archive ({error}): fetch it again") from error
+        raise ValueError(f"{path} is damaged or not an archive ({error}): download it again") from error
 
 
 def _safe(path: Path, name: str) -> str:
-    """Refuse a member that points out of its folder; it makes the whole suspect."""
+    """Return the name of a member; raise ValueError if it leaves its folder."""
     if name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name):
-        raise ValueError(f"{path} has a member {name!r} outside its folder: refused; fetch the archive elsewhere")
+        raise ValueError(f"{path} has a member {name!r} outside its folder: refused; get the archive elsewhere")
     return name
 
 
@@ -260,14 +260,14 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _copy(archive: zipfile.ZipFile | tarfile.TarFile, member: Any) -> IO[bytes]:
-    """A copy of a member, as soundfile jumps about in a file."""
-    copy = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115  # whoever reads it closes it
+    """Return a seekable copy of a member, which soundfile needs."""
+    copy = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115  # closed by the reader
     try:
         packed = archive.open(member) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(member)
         with cast(IO[bytes], packed) as stream:
             shutil.copyfileobj(stream, copy)
-    except (zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # RuntimeError is how zipfile says: encrypted
+    except (zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # zipfile raises RuntimeError if encrypted
         copy.close()
-        raise UnusableError(f"cannot be unpacked ({error})") from error
+        raise UnusableError(f"cannot be decompressed ({error})") from error
     copy.seek(0)
     return cast(IO[bytes], copy)

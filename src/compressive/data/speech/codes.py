@@ -1,6 +1,6 @@
-"""From 16-bit samples to tokens and back: 8-bit mu-law codes, or the 16 bits themselves.
+"""Tokenisers for 16-bit audio samples: 8-bit mu-law codes, or all 16 bits.
 
-To a corpus sound is a text whose bytes are 16-bit samples, little-endian, full scale 32,768; no clip is normalised.
+In a corpus, audio is a text whose bytes are 16-bit little-endian samples, full scale 32,768. Clips are not normalised.
 """
 
 from typing import Any, Self
@@ -11,20 +11,20 @@ import numpy.typing as npt
 from compressive.data.tokenizer import Ids, Tokenizer, Tokens
 
 RATE = 24_000
-"""Samples per second, always: the paper's."""
+"""Sample rate of all audio in Hz, as in the paper."""
 FULL_SCALE = 32_768
 MU = 255
 
 
 def mu_law_edges() -> npt.NDArray[np.float64]:
-    """The 257 amplitudes, of full scale 1, between which the codes lie; the outer two are infinite."""
+    """Return the 257 decision thresholds between codes, for full scale 1; the outer two are infinite."""
     edges = _expand((np.arange(MU + 2) - 0.5) / MU * 2 - 1)
     edges[[0, -1]] = -np.inf, np.inf
     return edges
 
 
 def mu_law_amplitudes() -> npt.NDArray[np.float64]:
-    """The amplitude, of full scale 1, that each code stands for."""
+    """Return the amplitude of each of the 256 codes, for full scale 1."""
     return _expand(np.arange(MU + 1) / MU * 2 - 1)
 
 
@@ -45,7 +45,7 @@ class _SampleTokenizer(Tokenizer):
 
     @staticmethod
     def last_cut(text: bytes) -> int:
-        """Between two samples."""
+        """Return the end of the last whole sample."""
         return len(text) // 2 * 2
 
     def _encode(self, text: bytes, offset: int) -> Tokens:
@@ -54,7 +54,7 @@ class _SampleTokenizer(Tokenizer):
         return self._codes(np.frombuffer(text, "<i2").astype(np.int32) + FULL_SCALE)
 
     def _codes(self, shifted: npt.NDArray[np.int32]) -> Tokens:
-        """Tokens of samples from 0 to 65,535."""
+        """Return the tokens of samples shifted to 0 to 65,535."""
         raise NotImplementedError
 
     def _state(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class _SampleTokenizer(Tokenizer):
 
 
 class MuLawTokenizer(_SampleTokenizer):
-    """256 codes, finer where sound is quiet: sign(x)·ln(1 + 255|x|) / ln 256, rounded."""
+    """256 codes, finer at low amplitudes: sign(x)·ln(1 + 255|x|) / ln 256, rounded."""
 
     kind = "mulaw"
 
@@ -78,11 +78,11 @@ class MuLawTokenizer(_SampleTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """8 bits."""
+        """256, 8 bits."""
         return MU + 1
 
     def decode(self, ids: Ids) -> bytes:
-        """The samples that the codes stand for."""
+        """Return the samples of the codes, as bytes."""
         samples: bytes = self._levels[self._checked(ids)].tobytes()
         return samples
 
@@ -91,17 +91,17 @@ class MuLawTokenizer(_SampleTokenizer):
 
 
 class PCMTokenizer(_SampleTokenizer):
-    """65,536 codes in the order of their amplitudes; silence is 32,768."""
+    """65,536 codes ordered by amplitude; silence is 32,768."""
 
     kind = "pcm16"
 
     @property
     def vocab_size(self) -> int:
-        """16 bits."""
+        """65,536, 16 bits."""
         return 2 * FULL_SCALE
 
     def decode(self, ids: Ids) -> bytes:
-        """The samples themselves."""
+        """Return the samples, as bytes."""
         return (self._checked(ids).astype(np.int32) - FULL_SCALE).astype("<i2").tobytes()
 
     def _codes(self, shifted: npt.NDArray[np.int32]) -> Tokens:

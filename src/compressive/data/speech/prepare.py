@@ -1,7 +1,7 @@
-"""From sound files to a prepared corpus, clip by clip: a day of speech takes no more memory than a minute.
+"""Prepare a corpus from audio files, clip by clip, in bounded memory.
 
-Each clip is resampled into a file aside before anything of it is used, so that one that turns out damaged, too short or
-silent is left out whole. Clips of the train split are written as they come, the others wait in a file.
+Each clip is resampled into a temporary buffer first, so that a damaged, short or silent clip is left out entirely.
+Clips of the train split are written at once; those of valid and test are buffered in temporary files.
 """
 
 import sys
@@ -22,26 +22,26 @@ from compressive.data.tokenizer import Tokenizer
 
 SPEECH = ("speech", *PUBLISHED_SPEECH)
 TOKENIZERS = {"mulaw": MuLawTokenizer, "pcm16": PCMTokenizer}
-IN_MEMORY = 1 << 24  # bytes of a clip; a longer one waits in a file
+IN_MEMORY = 1 << 24  # larger clips are buffered in a temporary file
 BLOCK = 1 << 20
 NAMED = 20
-"""So many files that were left out are named; the rest is counted."""
+"""Number of skipped files that are listed by name."""
 
 
 def find(corpus: str, source: Path | None, downloads: Path, split: tuple[float, float, float]) -> Source:
-    """Where the clips are: given, downloaded, or for lack of both the few seconds that come with the package."""
+    """Return the clips of `source`, of a downloaded corpus, or, without either, of the package's sample."""
     require_audio()
     if corpus in PUBLISHED_SPEECH:
         urls = PUBLISHED_SPEECH[corpus].urls
         archives = [download(url, downloads / url.rsplit("/", 1)[-1], urls[url]) for url in urls] if not source else []
         return find_published(corpus, [source] if source else archives)
     if source is None:
-        print("no --source: taking the seconds of speech that come along, enough to try things out", file=sys.stderr)
+        print("no --source: using the few seconds of speech in the package, enough to try things out", file=sys.stderr)
     return find_clips(source or EMBEDDED, split)
 
 
 def write(folder: Path, name: str, source: Source, tokenizer: Tokenizer, settings: dict[str, str]) -> Corpus:
-    """Read every clip once, write the corpus, and say what was left out."""
+    """Read every clip once, write the corpus, report skipped clips, and return the corpus."""
     with _Reading(source, folder.parent) as reading:
         made = write_corpus(
             folder, name, tokenizer, {split: reading.split(split) for split in SPLITS}, source.sums,
@@ -52,7 +52,7 @@ def write(folder: Path, name: str, source: Source, tokenizer: Tokenizer, setting
 
 
 class _Reading:
-    """One pass over all clips, split by split."""
+    """One pass over all clips, which yields split after split."""
 
     def __init__(self, source: Source, scratch: Path) -> None:
         self.source = source
@@ -100,7 +100,7 @@ class _Reading:
         self._refuse_nothing()
 
     def _refuse_nothing(self) -> None:
-        """Say why a split is empty, before it is found to be."""
+        """Raise ValueError with the reasons if a split has no usable clip."""
         for split in SPLITS:
             if not self.ends[split]:
                 raise ValueError(
@@ -109,11 +109,11 @@ class _Reading:
                 )
 
     def report(self) -> None:
-        """Name what was left out, and count it."""
+        """Print the files that were skipped, and why."""
         others = self.source.others
         if others:
             kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(others.items()))
-            print(f"not read, as no sound: {kinds}", file=sys.stderr)
+            print(f"skipped, not audio: {kinds}", file=sys.stderr)
         if self.left_out:
             print(
                 f"left out {len(self.left_out):,} of {len(self.left_out) + len(self.clips):,} clips:", file=sys.stderr
@@ -125,7 +125,7 @@ class _Reading:
 
 
 def _fill(clip: IO[bytes], found: Found) -> int:
-    """Write a clip's samples, or say why it is no good; gives how many there are."""
+    """Write a clip's samples to `clip` and return their number; raise UnusableError if it is unusable."""
     size, loudest = 0, 0
     with found.open() as file:
         if not file.read(1):
