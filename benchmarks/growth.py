@@ -244,10 +244,10 @@ def plot(rows: list[Row], fits: list[Row], size: str, to: Path, on_gpu: bool) ->
     """Plot points and fitted lines: one column per sweep, one row per figure."""
     from compressive import plotting as plots
 
-    drawn = plots.figure(10, 7)
+    fig = plots.figure(10, 7)
     sweeps = list(dict.fromkeys(row["sweep"] for row in rows))
     for across, (key, label) in zip(
-        drawn.subplots(len(FIGURES), len(sweeps), squeeze=False), FIGURES.items(), strict=True
+        fig.subplots(len(FIGURES), len(sweeps), squeeze=False), FIGURES.items(), strict=True
     ):
         for axes, sweep in zip(across, sweeps, strict=True):
             for line in fits:
@@ -260,8 +260,8 @@ def plot(rows: list[Row], fits: list[Row], size: str, to: Path, on_gpu: bool) ->
             others = "all else fixed" if sweep == "compressed size" else "both memories as large, tokens per step fixed"
             of_process = ", whole process" if key == "peak GiB" and not on_gpu else ""
             plots.tidy(axes, f"{size}: {label}{of_process}", f"{sweep} ({others})")
-    drawn.supxlabel(caption(rows), fontsize=8.5, color=plots.INK)
-    plots.save(drawn, to)
+    fig.supxlabel(caption(rows), fontsize=8.5, color=plots.INK)
+    plots.save(fig, to)
 
 
 def plot_line(axes: Any, sweep: list[Row], line: Row) -> None:

@@ -352,8 +352,8 @@ def plot(rows: list[Row], size: str, to: Path) -> None:
     keys = [key for key in KEYS if any(key in row for row in rows)] or list(KEYS)[:1]
     shown = {key: [row for row in rows if key in row or "error" in row] for key in keys}
     heights = [len(shown[key]) for key in keys]
-    drawn = plots.figure(8, 0.8 * len(keys) + 0.34 * sum(heights))
-    panels = drawn.subplots(len(keys), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    fig = plots.figure(8, 0.8 * len(keys) + 0.34 * sum(heights))
+    panels = fig.subplots(len(keys), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
     for axes, key in zip(panels, keys, strict=True):
         bars = axes.barh(
             [LABELS.get(row["name"], row["name"]) for row in shown[key]],
@@ -368,7 +368,7 @@ def plot(rows: list[Row], size: str, to: Path) -> None:
         axes.locator_params(axis="x", nbins=6)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         plots.tidy(axes, f"{size}: {KEYS[key]}", grid="x")
-    plots.save(drawn, to)
+    plots.save(fig, to)
 
 
 def colour(name: str) -> str:

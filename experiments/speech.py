@@ -308,8 +308,8 @@ def evaluate(options: argparse.Namespace, corpus: Corpus, name: str, deadline: f
         if which == "best" and options.sample:
             began = time.monotonic()
             silence = torch.from_numpy(corpus.tokenizer.encode(b"\0\0").astype(np.int64))
-            drawn = torch.cat(list(generate(model, silence, round(options.sample * RATE), seed=options.seed)))
-            write_wav(options.out / f"{name}.wav", corpus.tokenizer.decode(drawn.cpu().numpy()))
+            sampled = torch.cat(list(generate(model, silence, round(options.sample * RATE), seed=options.seed)))
+            write_wav(options.out / f"{name}.wav", corpus.tokenizer.decode(sampled.cpu().numpy()))
             found["drawn"] = {"seconds": options.sample, "in seconds": time.monotonic() - began}
     write(path, found)
     return FINISHED, found
@@ -323,8 +323,8 @@ def plot(results: dict[str, Any], path: Path) -> None:
     """Plot test bits per sample over updates and over seconds of training, as in the paper's figure."""
     from compressive.plotting import figure, save, tidy
 
-    drawn = figure(9, 3.6)
-    by_update, by_time = drawn.subplots(1, 2, sharey=True)
+    fig = figure(9, 3.6)
+    by_update, by_time = fig.subplots(1, 2, sharey=True)
     floor = results["floors of the curves, which read its beginning"].get("linear prediction")
     for axes, across in ((by_update, "update"), (by_time, "seconds")):
         for name, found in results["models"].items():
@@ -341,7 +341,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
     tidy(by_update, "Speech: test bits per sample, by updates", x="updates", y="bits per sample")
     tidy(by_time, "by training time", x="seconds of training")
     by_time.legend(fontsize=8.5, frameon=False)
-    save(drawn, path)
+    save(fig, path)
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
