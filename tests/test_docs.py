@@ -291,6 +291,24 @@ def test_the_figures_of_speech_are_those_of_its_results():
         assert table_row(PAGES["docs/speech.md"], label, having="test, bits")[1] == bits
 
 
+def test_other_figures_are_those_of_their_results():
+    enwik8 = results("experiments/enwik8-base/2026-11-15-h200-2")
+    bits = f"{enwik8['test']['as trained']['bits_per_character']:.3f}"
+    memory = enwik8["analysis on the validation split"]["memory"]
+    worths = [f"{memory[key]['mean']:.3f} ± {memory[key]['error']:.3f}" for key in ("compressed_worth", "recent_worth")]
+    built = results("experiments/pg19-verify/2026-11-15-cpu")["verify"]
+    speed = results("benchmarks/pg19-speed/2026-11-15-cpu")
+    tokenise = speed["tokenise"]["two processes"]
+    for page in ("README.md", "docs/results.md"):
+        assert bits in PAGES[page]
+        assert f"{built['matched']} of {built['built']}" in PAGES[page]
+    assert all(worth in PAGES["docs/results.md"] for worth in worths)
+    pg19 = PAGES["docs/pg19.md"]
+    assert f"{built['matched']} of the {built['built']} raw books" in pg19
+    assert f"{speed['build']['from a folder, MB/s, one process']} MB of raw text per second" in pg19
+    assert f"tokenise {tokenise['MB/s']} MB/s in {tokenise['memory MB']} MB of memory" in pg19
+
+
 def test_the_presets_that_fall_back_to_reference_attention_are_named():
     page = PAGES["docs/benchmarks.md"].split("**For which presets.**")[1].split(" set it and fall back")[0]
     falls_back = {
