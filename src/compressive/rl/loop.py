@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -32,8 +32,6 @@ from compressive.training.loop import (
     tolerate_failed_checkpoint,
 )
 from compressive.training.recorder import Recorder, clock, show, warn
-
-Value = TypeVar("Value")
 
 
 class RolloutSource(Protocol):
@@ -86,9 +84,8 @@ def train(run: AgentFolder) -> int:
         while step < options.steps and not stopping and not out_of_time:
             rollout = source.rollout()
             updates = [learner.update(rollout.select(envs)) for envs in minibatches]
-            report = RolloutReport(mean_stats(updates), rollout.outcomes)
             step, rollouts = step + steps_per_rollout, rollouts + 1
-            stats.add(step, readback.exchange(report.pack()))
+            stats.add(step, readback.exchange(pack(mean_stats(updates), rollout.outcomes)))
 
             last = step >= options.steps
             stopping = bool(signals)
@@ -146,21 +143,22 @@ def resume(run: AgentFolder, learner: Learner, source: RolloutSource) -> tuple[i
     return saved.state["step"], saved.state["seconds"]
 
 
-class RolloutReport(NamedTuple, Generic[Value]):
-    """What a rollout and its updates report: 0-d tensors on the device, or floats once they are read back."""
+class RolloutReport(NamedTuple):
+    """What a rollout and its updates report, on the host."""
 
-    update: UpdateStats[Value]
-    outcomes: Outcomes[Value]
+    update: UpdateStats[float]  # means over the updates
+    outcomes: Outcomes[float]
 
-    def pack(self: "RolloutReport[Tensor]") -> Tensor:
-        """Return all values as one vector, for one copy from the device."""
-        return torch.stack([*self.update, *self.outcomes])
 
-    @staticmethod
-    def unpack(values: list[float]) -> "RolloutReport[float]":
-        """Return the report whose values `pack` put into a vector."""
-        count = len(UpdateStats._fields)
-        return RolloutReport(UpdateStats(*values[:count]), Outcomes(*values[count:]))
+def pack(update: UpdateStats[Tensor], outcomes: Outcomes[Tensor]) -> Tensor:
+    """Return all values of a report as one vector, so that they take one copy from the device."""
+    return torch.stack([*update, *outcomes])
+
+
+def unpack(values: list[float]) -> RolloutReport:
+    """Return the report that `pack` made a vector of."""
+    count = len(UpdateStats._fields)
+    return RolloutReport(UpdateStats(*values[:count]), Outcomes(*values[count:]))
 
 
 class TrainingStats(Stopwatch):
@@ -169,7 +167,7 @@ class TrainingStats(Stopwatch):
     def __init__(self, device: torch.device, step: int, comparable: bool) -> None:
         super().__init__(device)
         self.step, self.comparable = step, comparable
-        self.reports: list[RolloutReport[float]] = []
+        self.reports: list[RolloutReport] = []
         self.in_a_row = 0
 
     def add(self, step: int, values: list[float] | None) -> None:
@@ -179,7 +177,7 @@ class TrainingStats(Stopwatch):
         """
         if values is None:
             return
-        report = RolloutReport.unpack(values)
+        report = unpack(values)
         self.reports.append(report)
         self.in_a_row = 0 if report.update.finite else self.in_a_row + 1
         if self.in_a_row:
