@@ -75,7 +75,6 @@ def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: i
     def build() -> Step:
         assert isinstance(config.model, ModelConfig)
         model = CompressiveLM(config.model).to(device).train()
-        model.trunk.use_attention(options.attention)
         return Step(model, options, world, options.batch)
 
     guarded, plain_step = build(), build()

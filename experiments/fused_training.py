@@ -21,6 +21,7 @@ import torch
 from compressive.config import Attention, RunConfig
 from compressive.data.corpus import Streams
 from compressive.data.prepare import prepare
+from compressive.kernels import dispatch
 from compressive.runs.run import Run
 from compressive.runs.trained import Trained
 from compressive.runtime import describe_environment, pick_device
@@ -88,17 +89,15 @@ def gradients(run: Run) -> dict[str, dict[str, float]]:
             module.p = 0.0
     batch, window = run.config.train.batch, model.config.window
     streams, memory = Streams(run.corpus().split("train"), batch), model.initial_memory(batch)
-    model.trunk.use_attention("reference")
     for i in range(8):
         x, y = (torch.from_numpy(np.array(view)).to(device).long() for view in streams.window(i * window, window))
-        with torch.no_grad():
+        with torch.no_grad(), dispatch.using("reference"):
             before, memory = memory, model(x, memory).memory
     names = [name for name, _ in model.named_parameters()]
 
     def measure(attention: Attention, compiled: bool, half: bool) -> list[torch.Tensor]:
-        model.trunk.use_attention(attention)
         forward = torch.compile(model, fullgraph=True) if compiled else model
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+        with dispatch.using(attention), torch.autocast(device.type, torch.bfloat16, enabled=half):
             out = forward(x, before, targets=y)
         found = torch.autograd.grad(out.nll.mean() + out.compression_loss, list(model.parameters()), allow_unused=True)
         return [torch.zeros(()) if g is None else g.double().cpu() for g in found]

@@ -2,11 +2,10 @@
 
 import torch
 
-from compressive.model.attention import Biases, Positions, Projected
-from compressive.model.attention import relative_attention as reference
+from compressive.model.attention import relative_attention as reference_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SHAPES = {  # lanes, heads, window, compressed, recent, width of a head
+SHAPES = {  # batch, heads, window, compressed, recent, width of a head
     "blocks": (2, 1, 32, 16, 16, 16),
     "odd": (2, 2, 19, 13, 18, 16),
     "no compressed": (2, 1, 33, 0, 19, 16),
@@ -26,16 +25,8 @@ def assert_agree(found, expected):
         )
 
 
-def reference_attention(
-    q, kv, r, u, v, valid, segments=None, *, r_far=None, v_far=None, n_compressed=0, with_usage=False
-):
-    """The reference attention, called as the kernels are."""
-    biases, positions = Biases(u, v, v if v_far is None else v_far), Positions(r, r if r_far is None else r_far)
-    return reference(Projected(q, kv), biases, positions, valid, segments, n_compressed, with_usage=with_usage)
-
-
 def compare(attention, name, segmented, separate, kind=torch.float32, size=1.0):
-    """Outputs, usage and gradients of `attention` in a type, and the readable one's in float64, by name.
+    """Outputs, usage and gradients of `attention` in a type, and the reference's in float64, by name.
 
     Inputs have 16 bits, so that all types hold them; queries are as large as `size`.
     """
@@ -50,7 +41,7 @@ def compare(attention, name, segmented, separate, kind=torch.float32, size=1.0):
     if separate:
         leaves |= {"far v": leaf(H, K), "far r": leaf(N + T, H, K)}
     valid = torch.rand(B, C + M, generator=draw) > 0.3
-    valid[0] = True  # a lane that sees all of its memory
+    valid[0] = True  # a row that sees all of its memory
     valid[1] &= name != "nothing remembered"  # whole tiles of which nothing is seen
     ids = (torch.rand(B, T, generator=draw) < 0.15).cumsum(dim=1) if segmented else None
     if ids is not None:

@@ -113,7 +113,7 @@ def test_a_row_has_every_figure():
     row = bench.measure(bench.ours(SMALL, CPU), SMALL, CPU, steps=2)
     assert set(row) == set(bench.COLUMNS) - {"utilisation"}  # nobody knows a CPU's peak
     assert row["tokens per second"] == pytest.approx(2 * 16 / row["ms per step"] * 1e3)
-    assert "drawn per second, batch 1" not in bench.measure(bench.ours(SMALL, CPU), SMALL, CPU, 1, drawn=0)
+    assert "drawn per second, batch 1" not in bench.measure(bench.ours(SMALL, CPU), SMALL, CPU, 1, sampled=0)
 
 
 def test_precision_reaches_forward_alone():

@@ -122,11 +122,11 @@ def test_a_run_goes_on_with_another_number_of_processes(data_dir, alone, tmp_pat
 
 
 def test_lanes_that_cannot_be_shared_are_refused():
-    assert [World(rank, 4).lanes(12) for rank in range(4)] == [(0, 3), (3, 3), (6, 3), (9, 3)]
+    assert [World(rank, 4).streams(12) for rank in range(4)] == [(0, 3), (3, 3), (6, 3), (9, 3)]
     with pytest.raises(
         ValueError, match=r"batch=12: 5 processes cannot share .* one of 1, 2, 3, 4, 6, 12 .* multiple of 5"
     ):
-        World(0, 5).lanes(12)
+        World(0, 5).streams(12)
 
 
 def test_fsdp_needs_torchrun(data_dir, tmp_path):

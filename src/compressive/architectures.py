@@ -1,12 +1,18 @@
-"""From a configuration to its model."""
+"""From a configuration to its model: the one place that knows both families."""
 
-from compressive.config import AnyModelConfig, WaveNetConfig
-from compressive.model.language_model import CompressiveLM
+from typing import overload
+
+from compressive.config import AnyModelConfig, ModelConfig
+from compressive.model.language_model import CompressiveLM, LanguageModel
 
 
-def build_model(config: AnyModelConfig) -> CompressiveLM:
+@overload
+def build_model(config: ModelConfig) -> CompressiveLM: ...
+@overload
+def build_model(config: AnyModelConfig) -> LanguageModel: ...
+def build_model(config: AnyModelConfig) -> LanguageModel:
     """Return the model that the configuration asks for; a baseline comes with the same interface."""
-    if isinstance(config, WaveNetConfig):
+    if config.architecture == "wavenet":
         from compressive.speech.wavenet import WaveNetLM
 
         return WaveNetLM(config)

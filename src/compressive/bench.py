@@ -25,9 +25,10 @@ from torch.nn.utils import clip_grad_norm_
 from torch.profiler import ProfilerActivity, profile
 
 from compressive.architectures import build_model
-from compressive.config import Precision, RunConfig, WaveNetConfig
+from compressive.config import Precision, RunConfig
 from compressive.distributed import World
 from compressive.inference.generate import generate
+from compressive.kernels.dispatch import using
 from compressive.runtime import describe_environment, evaluating, peak_gib, pick_device
 from compressive.training.flops import peak_flops, training_flops_per_token
 from compressive.training.step import Step, Windows
@@ -35,9 +36,9 @@ from compressive.training.step import Step, Windows
 WARM_UP = 4
 """Steps that are not counted: compilation, first allocations."""
 REPEATS = 3
-"""How often a stretch of text is drawn."""
+"""How often a stretch of text is sampled."""
 BATCHES = 1, 32
-"""How many texts are drawn side by side."""
+"""How many texts are sampled side by side."""
 COLUMNS = {
     "tokens per second": ("training\ntokens/s", ",.0f"),
     "ms per step": ("ms/step", ",.1f"),
@@ -46,8 +47,8 @@ COLUMNS = {
     "update ms": ("clip,\nAdam", ",.1f"),
     "peak GiB": ("peak\nGiB", ",.2f"),
     "utilisation": ("model\nFLOPs", ".1%"),
-    "drawn per second, batch 1": ("tokens/s\ndrawn, 1", ",.0f"),
-    "drawn per second, batch 32": ("tokens/s\ndrawn, 32", ",.0f"),
+    "drawn per second, batch 1": ("tokens/s\nsampled, 1", ",.0f"),
+    "drawn per second, batch 32": ("tokens/s\nsampled, 32", ",.0f"),
 }
 """A row's figures, with heading and format."""
 
@@ -59,11 +60,11 @@ class Subject:
     """A model to be measured, ours or another."""
 
     forward: Callable[[], Tensor]
-    """Read the next window of every lane, memory carried; give the loss to be minimised."""
+    """Read the next window of every stream, memory carried; return the loss to be minimised."""
     groups: Sequence[list[nn.Parameter]]
     """Its parameters, those together that are clipped together."""
-    draw: Callable[[int, int], object] | None = None
-    """Read a prompt that fills the memories, then draw for so many texts so many tokens."""
+    sample: Callable[[int, int], object] | None = None
+    """Read a prompt that fills the memories, then sample for so many texts so many tokens."""
     update: Callable[[], object] | None = None
     """Clip and take the optimiser's step, where that is not torch's."""
     step: Callable[[], object] | None = None
@@ -94,7 +95,8 @@ class Work:
         )
         config = dataclasses.replace(config, train=train)
         about = {name: getattr(train, name) for name in ("batch", "precision", "compile", "recompute")}
-        return about | measure(ours(config, device), config, device, self.steps)
+        with using(train.attention):
+            return about | measure(ours(config, device), config, device, self.steps)
 
 
 def ours(config: RunConfig, device: torch.device) -> Subject:
@@ -102,50 +104,45 @@ def ours(config: RunConfig, device: torch.device) -> Subject:
     torch.manual_seed(0)
     with torch.device(device):
         model = build_model(config.model).train()
-    model.trunk.use_attention(config.train.attention)
-    take = Step(model, config.train, World(device=device), config.train.batch)
+    step_fn = Step(model, config.train, World(device=device), config.train.batch)
     x, y = random_tokens(config, device), random_tokens(config, device)
-    prompt, memory = x[0].repeat(prompt_windows(config)), take.memory.clone()
+    prompt, memory = x[0].repeat(prompt_windows(config)), step_fn.memory.clone()
 
     def forward() -> Tensor:
         nonlocal memory
-        out = take.forward(x, memory, targets=y)
+        out = step_fn.forward(x, memory, targets=y)
         memory = out.memory.detach()
         loss: Tensor = out.nll.mean() + out.compression_loss
         return loss
 
     def update() -> None:
-        take.update(take.norms(), torch.ones((), dtype=torch.bool, device=device))
+        step_fn.update(step_fn.norms(), torch.ones((), dtype=torch.bool, device=device))
 
-    def step() -> Tensor:
-        return take(Windows(x[None], y[None], None), 0)
+    def step() -> object:
+        return step_fn(Windows(x[None], y[None], None), 0)
 
-    def draw(batch: int, length: int) -> None:
-        with evaluating(model):  # as a model is that is only used; else every token would switch its mode
+    def sample(batch: int, length: int) -> None:
+        with evaluating(model):  # once, or every token would switch the model's mode
             for _ in generate(model, prompt, length, samples=batch):
                 pass
 
-    return Subject(forward, take.groups, draw, update, step)
+    return Subject(forward, step_fn.groups, sample, update, step)
 
 
 def random_tokens(config: RunConfig, device: torch.device) -> Tensor:
-    """A window of every lane."""
+    """A window of every stream."""
     return torch.randint(config.model.vocab_size, (config.train.batch, config.model.window), device=device)
 
 
 def prompt_windows(config: RunConfig) -> int:
     """How many windows fill the memories of every layer."""
-    model = config.model
-    if isinstance(model, WaveNetConfig):
-        return -(-model.receptive_field // model.window) + 1
-    sizes = zip(model.memory_sizes, model.compression_rates, model.compressed_sizes, strict=True)
-    return -(-max(recent + rate * compressed for recent, rate, compressed in sizes) // model.window) + 1
+    return -(-config.model.memory_span // config.model.window) + 1
 
 
-def measure(subject: Subject, config: RunConfig, device: torch.device, steps: int, drawn: int | None = None) -> Row:
+def measure(subject: Subject, config: RunConfig, device: torch.device, steps: int, sampled: int | None = None) -> Row:
     """All figures of a model that is as large as a configuration says and trained as it says.
 
-    So many tokens are drawn; by default one whole window, so that every position in it, and the compression at its end,
+    So many tokens are sampled; by default one whole window, so that every position in it, and the compression at its end,
     comes once.
     """
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.train.precision == "bf16")
@@ -157,11 +154,11 @@ def measure(subject: Subject, config: RunConfig, device: torch.device, steps: in
     if peak is not None:
         row["utilisation"] = speed * training_flops_per_token(config.model) / peak
     # The first two windows of ours end as its kernels are warmed up and captured.
-    settling = 2 * config.model.window if drawn is None and device.type == "cuda" else 0
-    drawn = config.model.window if drawn is None else drawn
-    if drawn and subject.draw is not None:
+    settling = 2 * config.model.window if sampled is None and device.type == "cuda" else 0
+    sampled = config.model.window if sampled is None else sampled
+    if sampled and subject.sample is not None:
         for batch in BATCHES:
-            speed = measure_generation(autocast(subject.draw), batch, drawn, device, settling)
+            speed = measure_generation(autocast(subject.sample), batch, sampled, device, settling)
             row[f"drawn per second, batch {batch}"] = speed
     return row
 
@@ -226,13 +223,13 @@ def measure_steps(step: Callable[[], object], device: torch.device, steps: int) 
 
 
 def measure_generation(
-    draw: Callable[[int, int], object], batch: int, length: int, device: torch.device, settling: int = 0
+    sample: Callable[[int, int], object], batch: int, length: int, device: torch.device, settling: int = 0
 ) -> float:
     """Tokens per second, all texts together; the prompt, the first token and `settling` more are not counted."""
 
     def seconds(count: int) -> float:
         began = time.perf_counter()
-        draw(batch, count)
+        sample(batch, count)
         wait(device)
         return time.perf_counter() - began
 

@@ -1,9 +1,9 @@
-"""Many processes that train one model: which lanes each reads, how gradients meet, what all must agree on.
+"""Many processes that train one model: which streams each reads, how gradients meet, what all must agree on.
 
     torchrun --nproc-per-node 8 -m compressive train pg19 --train.parallel fsdp --train.recompute
 
 Everything is torch's own: torchrun starts the processes, DDP or FSDP2 exchanges gradients, DCP writes checkpoints. A
-lane of the corpus belongs to one process, with its memory; the lanes are numbered across all of them, so that a run can
+stream of the corpus belongs to one process, with its memory. Streams are numbered across all processes, so a run can
 go on with another number of processes.
 """
 
@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from compressive.config import TrainConfig
-from compressive.model.language_model import CompressiveLM
+from compressive.model.language_model import LanguageModel
 from compressive.runtime import pick_device
 
 T = TypeVar("T")
@@ -49,13 +49,13 @@ class World:
         """Whether this process speaks and writes for all."""
         return self.rank == 0
 
-    def lanes(self, batch: int) -> tuple[int, int]:
-        """The first of this process's lanes, and how many it has."""
+    def streams(self, batch: int) -> tuple[int, int]:
+        """The first of this process's streams, and how many it has; ValueError where they cannot be shared evenly."""
         count = batch // self.size
         if count * self.size != batch:
             sizes = ", ".join(str(n) for n in range(1, batch + 1) if batch % n == 0)
             raise ValueError(
-                f"batch={batch}: {self.size} processes cannot share so many lanes evenly; take one of {sizes} "
+                f"batch={batch}: {self.size} processes cannot share so many streams evenly; take one of {sizes} "
                 f"processes, or, for a new run, a batch that is a multiple of {self.size}"
             )
         return self.rank * count, count
@@ -89,8 +89,8 @@ class World:
         result: T = outcome[0]
         return result
 
-    def by_lane(self, tensor: Tensor) -> Tensor:
-        """This process's lanes, first dimension, as part of all lanes; the memory is shared, not copied."""
+    def by_stream(self, tensor: Tensor) -> Tensor:
+        """This process's streams, first dimension, as part of all streams; storage is shared, not copied."""
         if self.size == 1 or tensor.ndim == 0:
             return tensor
         return DTensor.from_local(tensor, self._mesh(tensor.device.type), [Shard(0)], run_check=False)
@@ -102,12 +102,12 @@ class World:
         mesh, shape, stride = self._mesh("cpu"), tensor.shape, tensor.stride()
         return DTensor.from_local(shard, mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
 
-    def wrap(self, model: CompressiveLM, options: TrainConfig) -> nn.Module:
+    def wrap(self, model: LanguageModel, options: TrainConfig) -> nn.Module:
         """Make the model train on all processes; what is returned is to be called in training."""
         layers = list(model.trunk.layers)
         if options.recompute:
             for layer in layers:  # on the layer itself, so that its parameters keep their names
-                layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
+                layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
         if options.compile:
             # The compiler looks at the gradient of every input, and is warned that a layer's has none.
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")

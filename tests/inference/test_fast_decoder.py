@@ -8,7 +8,7 @@ from compressive import DecodingState
 from compressive.config import TrainConfig
 from compressive.distributed import World
 from compressive.inference import generate as generation
-from compressive.inference.fast_decoder import Stepper, capture_for, for_steps
+from compressive.inference.fast_decoder import FastDecoder, StepGraph
 
 
 def as_captured(function):
@@ -20,12 +20,12 @@ class Reader:
     """Tokens and starts in, logits out, each in a tensor that stays where it is."""
 
     def __init__(self, model, state, capture):
-        lanes = len(state.position)
+        rows = len(state.position)
         self.model = model
-        self.tokens = torch.zeros(lanes, dtype=torch.long)
-        self.starts = torch.zeros(lanes, dtype=torch.bool)
-        self.logits = torch.zeros(lanes, model.config.vocab_size, dtype=state.window.dtype)
-        self.stepper = Stepper(self.step, state, capture)
+        self.tokens = torch.zeros(rows, dtype=torch.long)
+        self.starts = torch.zeros(rows, dtype=torch.bool)
+        self.logits = torch.zeros(rows, model.config.vocab_size, dtype=state.window.dtype)
+        self.steps = StepGraph(self.step, state, capture)
 
     def step(self, state):
         logits, state = self.model.step(self.tokens, state, self.starts)
@@ -35,12 +35,12 @@ class Reader:
     def read(self, tokens, starts):
         self.tokens.copy_(tokens)
         self.starts.copy_(starts)
-        self.stepper()
+        self.steps()
         return self.logits.clone()
 
 
-def lanes_apart(model):
-    """A state of three lanes at different places in their windows."""
+def rows_apart(model):
+    """A state of three rows at different places in their windows."""
     states = []
     for length in (1, 4, 6):
         state = model.decoding_state(model.initial_memory(1))
@@ -64,15 +64,15 @@ def lanes_apart(model):
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
 def test_steps_in_place_equal_steps_from_state_to_state(values, apart, capture):
     model = build(tiny_config(**values))
-    state = lanes_apart(model) if apart else model.decoding_state(model.initial_memory(3))
+    state = rows_apart(model) if apart else model.decoding_state(model.initial_memory(3))
     assert state.together != apart or model.config.window == 1
     reader, text = Reader(model, state, capture), random_tokens(model.config, 3, 15, seed=9)
     for t in range(15):
         starts = torch.tensor([False, t == 5, t in (0, 9)])
         want, state = model.step(text[:, t], state, starts)
         assert torch.equal(reader.read(text[:, t], starts), want)
-    held = reader.stepper.state
-    assert (held.room, held.together) == (state.room, state.together)
+    held = reader.steps.state
+    assert (held.remaining, held.together) == (state.remaining, state.together)
     for name, tensor in state.state_dict().items():
         assert torch.equal(held.state_dict()[name], tensor), name
     none = torch.zeros(3, dtype=torch.bool)
@@ -94,7 +94,7 @@ def test_buffers_stay_where_they_are_and_steps_are_captured_once():
     reader = Reader(model, before, capture)
 
     def places():
-        tensors = reader.stepper._state.state_dict().items()
+        tensors = reader.steps._state.state_dict().items()
         return {name: tensor.data_ptr() for name, tensor in tensors if tensor.ndim}  # not numbers
 
     first, none = places(), torch.zeros(2, dtype=torch.bool)
@@ -112,25 +112,25 @@ def test_text_is_the_same_with_and_without_capture(length, monkeypatch):
     config = tiny_config()
     model, prompt = build(config), random_tokens(config, 1, 7)[0]
     want = list(generation.generate(model, prompt, length, samples=3))
-    monkeypatch.setattr(generation, "capture_for", lambda model: as_captured)
+    monkeypatch.setattr(FastDecoder, "capture", lambda self: as_captured)
     got = list(generation.generate(model, prompt, length, samples=3))
     assert len(got) == length
     assert torch.equal(torch.stack(got), torch.stack(want))  # every one a tensor of its own
 
 
-def test_the_model_for_steps_shares_its_weights():
+def test_a_decoder_shares_the_weights_of_its_model():
     model = build(tiny_config(dropout=0.5), dtype=torch.float32).train()
-    steps = for_steps(model)
+    decoder = FastDecoder(model)
+    steps = decoder.model
     assert model.training
     assert not any(module.training for module in steps.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
     for (name, ours), theirs in zip(model.named_parameters(), steps.parameters(), strict=True):
         assert ours.data_ptr() == theirs.data_ptr(), name
     attention = model.trunk.layers[0].attention
-    assert attention.joined is None
-    joined = steps.trunk.layers[0].attention.joined
+    joined = decoder.layers[0].joined
     assert torch.equal(joined, torch.cat([attention.query.weight, attention.key_value.weight]))
-    assert capture_for(steps) is None  # on a CPU
+    assert decoder.capture() is None  # on a CPU
 
 
 def test_a_model_in_training_may_be_compiled_and_recompute():
@@ -145,17 +145,17 @@ def test_a_model_in_training_may_be_compiled_and_recompute():
 def test_under_autocast_matrices_are_turned_once():
     model = build(tiny_config(), dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        steps = for_steps(model)
+        decoder = FastDecoder(model)
+        steps = decoder.model
         states = [m.decoding_state(m.initial_memory(2)) for m in (model, steps)]
         for t in range(9):
             tokens = torch.tensor([t, 10 - t])
             want, states[0] = model.step(tokens, states[0])
-            got, states[1] = steps.step(tokens, states[1])
+            got, states[1] = decoder.step(tokens, states[1])
             assert torch.equal(got, want)
     layer = steps.trunk.layers[0]
-    assert (
-        layer.attention.output.weight.dtype == layer.attention.joined.dtype == layer.mlp[0].bias.dtype == torch.bfloat16
-    )
+    assert decoder.layers[0].joined.dtype == torch.bfloat16
+    assert layer.attention.output.weight.dtype == layer.mlp[0].bias.dtype == torch.bfloat16
     assert layer.mlp_norm.weight.dtype == steps.embedding.table.dtype == torch.float32
     assert layer.compression.kernel.weight.dtype == torch.bfloat16
     assert steps.initial_memory(1).recent[0].dtype == torch.float32
@@ -165,13 +165,13 @@ def test_under_autocast_matrices_are_turned_once():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("compression", ["conv", "most_used"])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_a_graph_draws_what_its_steps_draw_one_by_one(compression, precision, monkeypatch):
+def test_a_graph_samples_what_its_steps_sample_one_by_one(compression, precision, monkeypatch):
     config = tiny_config(d_model=32, compression=compression)
     model = build(config, dtype=torch.float32).cuda()
     prompt = random_tokens(config, 1, 7)[0]
     with torch.autocast("cuda", precision, enabled=precision != torch.float32):
         got = torch.stack(list(generation.generate(model, prompt, 30, samples=3)))
-        monkeypatch.setattr(generation, "capture_for", lambda model: None)
+        monkeypatch.setattr(FastDecoder, "capture", lambda self: None)
         want = torch.stack(list(generation.generate(model, prompt, 30, samples=3)))
     assert torch.equal(got, want)
 

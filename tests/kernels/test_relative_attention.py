@@ -1,9 +1,11 @@
-"""The fused kernels against the readable attention, in Triton's interpreter: any shape, both schemes, all masks."""
+"""The fused kernels against the reference attention, in Triton's interpreter: any shape, both schemes, all masks."""
 
 import pytest
 import torch
 from attention_helpers import DEVICE, SHAPES, assert_agree, compare
 from helpers import build, tiny_config
+
+from compressive.kernels import dispatch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -21,7 +23,7 @@ def fused(monkeypatch):
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
 @pytest.mark.parametrize("segmented", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_kernels_agree_with_the_readable_attention(fused, name, segmented, separate):
+def test_kernels_agree_with_the_reference_attention(fused, name, segmented, separate):
     assert_agree(*compare(fused.relative_attention, name, segmented, separate))
 
 
@@ -96,25 +98,38 @@ def test_shapes_are_known_without_running(fused):
 def test_a_model_is_the_same_with_either(fused, model):
     """Losses, gradients and memories over some windows, a document starting in the middle of one."""
     config = tiny_config(d_model=16, n_heads=1, window=12, memory_size=12, compressed_size=6, **model)
-    readable, other = build(config).float().to(DEVICE), build(config).float().to(DEVICE)
-    other.trunk.use_attention("fused")
-    chosen = [m.trunk.layers[0].attention.chosen(torch.device(DEVICE), torch.float32) for m in (readable, other)]
-    assert chosen == ["readable", "fused"]
     tokens = torch.randint(config.vocab_size, (2, 49), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     starts = torch.zeros(2, 12, dtype=torch.bool, device=DEVICE)
     starts[1, 5] = True
     found = []
-    for model_ in (readable, other):
-        memory, total = model_.initial_memory(2), 0.0
-        for i in range(0, 48, 12):
-            out = model_(tokens[:, i : i + 12], memory, tokens[:, i + 1 : i + 13], starts if i == 24 else None)
-            memory, total = out.memory.detach(), total + out.nll.mean() + out.compression_loss
-        total.backward()
-        found.append((total, memory.state_dict(), {n: p.grad for n, p in model_.named_parameters()}))
+    for form in ("reference", "fused"):
+        with dispatch.using(form):
+            found.append(read(build(config).float().to(DEVICE), tokens, starts))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
 
-def test_what_it_cannot_do_is_refused(fused):
-    for values in ({"d_model": 24, "n_heads": 2}, {"d_model": 32, "n_heads": 2, "attention_dropout": 0.1}):
-        with pytest.raises(ValueError, match=r"attention='fused': heads are 1[26] wide.*or readable"):
-            build(tiny_config(**values)).trunk.use_attention("fused")
+def read(model, tokens, starts):
+    """Losses, memories and gradients of windows of twelve tokens."""
+    memory, total = model.initial_memory(2), 0.0
+    for i in range(0, 48, 12):
+        out = model(tokens[:, i : i + 12], memory, tokens[:, i + 1 : i + 13], starts if i == 24 else None)
+        memory, total = out.memory.detach(), total + out.nll.mean() + out.compression_loss
+    total.backward()
+    return total, memory.state_dict(), {n: p.grad for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"d_model": 24, "n_heads": 2}, "heads are 12 wide, the kernel takes 16, 32, 64, 128"),
+        (
+            {"d_model": 32, "n_heads": 2, "attention_dropout": 0.1},
+            "attention_dropout is 0.1, the kernel has no dropout",
+        ),
+    ],
+)
+def test_what_it_cannot_do_is_refused(values, reason):
+    config = tiny_config(**values)
+    model = build(config).train()
+    with dispatch.using("fused"), pytest.raises(ValueError, match=f"attention='fused': {reason}; use auto, or ref"):
+        model(torch.zeros(2, 4, dtype=torch.long), model.initial_memory(2))

@@ -5,9 +5,9 @@ import torch
 from helpers import build, random_tokens, tiny_config
 from torch import nn
 
-from compressive.inference.fast_decoder import for_steps
-from compressive.model.attention import Biases, Now, OnePosition, Positions, step_attention
-from compressive.model.transformer import Layer, finish_step
+from compressive.inference.fast_decoder import FastDecoder, FastLayer, step_kernels
+from compressive.model.attention import Positions
+from compressive.model.decoding import Now, relative_attention_step
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -39,10 +39,10 @@ def test_kernels_agree_with_the_plain_step(fused, name, dtype, tolerance, separa
     def normal(*shape):
         return torch.randn(*shape, generator=draw).to(dtype).to(DEVICE)
 
-    new = OnePosition(*normal(B, 3, H, K).unbind(dim=1))
-    key, value, r_near, u, v_near = normal(B, H, N, K), normal(B, H, N, K), normal(H, N, K), normal(H, K), normal(H, K)
-    r_far, v_far = (normal(H, N, K), normal(H, K)) if separate else (r_near, v_near)
-    position = torch.randint(T, (B,), generator=draw)  # lanes stand at positions of their own
+    q, k, v = normal(B, 3, H, K).unbind(dim=1)
+    keys, values, r, u, v_bias = normal(B, H, N, K), normal(B, H, N, K), normal(H, N, K), normal(H, K), normal(H, K)
+    far = {"r_far": normal(H, N, K), "v_far": normal(H, K)} if separate else {"r_far": None, "v_far": None}
+    position = torch.randint(T, (B,), generator=draw)  # rows are at different positions
     slots = torch.arange(N)
     hidden = (torch.rand(B, N, generator=draw) < 0.5) | (slots > C + M + position[:, None])
     hidden[:, : C + M][0] = True  # whole parts are unseen
@@ -50,19 +50,16 @@ def test_kernels_agree_with_the_plain_step(fused, name, dtype, tolerance, separa
     distance = (C + M + position[:, None] - slots).clamp(min=0)
     now = Now(*(x.to(DEVICE) for x in (position, distance.expand(H, -1, -1), hidden)))
 
-    rest = (Biases(u, v_near, v_far), Positions(r_near, r_far))
-    double = [type(group)(*(x.double() for x in group)) for group in (new, *rest)]
-    if not separate:
-        double[2] = Positions(double[2].near, double[2].near)
-    caches = [key.double(), value.double()]
-    want, _ = step_attention(double[0], *caches, *double[1:], now, C, C + M)
-    far = {"r_far": r_far, "v_far": v_far} if separate else {}
+    caches = [keys.double(), values.double()]
+    positions = Positions(*(None if x is None else x.double() for x in (r, v_bias, *far.values())))
+    exact = [x.double() for x in (q, k, v)]
+    want, _ = relative_attention_step(*exact, *caches, u.double(), positions, now, C, C + M)
     got = fused.relative_attention_step(
-        *new, key, value, r_near, u, v_near, now.position, now.hidden, **far, n_compressed=C, n_memory=C + M
+        q, k, v, keys, values, r, u, v_bias, now.position, now.hidden, **far, n_compressed=C, n_memory=C + M
     )
     torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance)
-    assert torch.equal(key.double(), caches[0])  # both have written the position, and nothing else
-    assert torch.equal(value.double(), caches[1])
+    assert torch.equal(keys.double(), caches[0])  # both have written the position, and nothing else
+    assert torch.equal(values.double(), caches[1])
 
 
 @pytest.mark.parametrize(("B", "K", "N"), [(1, 24, 40), (19, 40, 24), (2, 600, 17)])
@@ -97,7 +94,6 @@ def test_a_model_steps_with_the_kernels_as_without(fused, positions, norm):
         d_model=32, compressed_positions=positions, norm=norm, memory_size=(6, 3), compressed_size=(3, 2)
     )
     model, tokens = build(config, dtype=torch.float32).to(DEVICE), random_tokens(config, 2, 11).to(DEVICE)
-    assert fused.suit(config)
 
     def logits(model):
         state, found = model.decoding_state(model.initial_memory(2)), []
@@ -106,17 +102,22 @@ def test_a_model_steps_with_the_kernels_as_without(fused, positions, norm):
             found.append(out)
         return torch.stack(found, dim=1)
 
-    ready = for_steps(model)
-    for layer in ready.trunk.layers:
-        fused.use_kernels(layer)
-    torch.testing.assert_close(logits(ready), logits(model), rtol=0, atol=1e-4)
+    decoder = FastDecoder(model)
+    decoder.layers = [FastLayer(layer, attends=True, finishes=True) for layer in decoder.model.trunk.layers]
+    decoder.initial_memory = model.initial_memory
+    torch.testing.assert_close(logits(decoder), logits(model), rtol=0, atol=1e-4)
+    decoder.layers = [FastLayer(layer, attends=True, finishes=False) for layer in decoder.model.trunk.layers]
+    torch.testing.assert_close(logits(decoder), logits(model), rtol=0, atol=1e-4)
 
 
-def test_what_the_kernels_cannot_do_is_left_to_torch(fused):
-    for values in ({"compression": "most_used", "compression_loss": "none"}, {"d_model": 24, "n_heads": 2}):
-        assert not fused.suit(tiny_config(**{"d_model": 32, **values}))
-    with torch.device("meta"):
-        for width, finish in ((1024, fused.fused_finish), (2048, finish_step)):
-            layer = Layer(tiny_config(d_model=width, n_heads=width // 64), 0)
-            fused.use_kernels(layer)
-            assert layer.finish_step is finish
+def test_what_the_kernels_cannot_do_is_left_to_torch():
+    gpu = torch.device("cuda")
+    assert step_kernels(tiny_config(d_model=32), gpu) == (True, True)
+    assert step_kernels(tiny_config(d_model=32), torch.device("cpu")) == (False, False)
+    assert step_kernels(tiny_config(d_model=32, compression="most_used", compression_loss="none"), gpu) == (
+        False,
+        False,
+    )
+    assert step_kernels(tiny_config(d_model=24, n_heads=2), gpu) == (False, False)
+    assert step_kernels(tiny_config(d_model=1024, n_heads=16), gpu) == (True, True)
+    assert step_kernels(tiny_config(d_model=2048, n_heads=32), gpu) == (True, False)

@@ -7,9 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressive.model.attention import (
-    Biases,
-    Positions,
-    Projected,
     relative_attention,
     relative_shift,
     sinusoids,
@@ -77,9 +74,9 @@ def test_attention_dropout_is_on_the_weights_and_usage_is_measured_before_it():
     query, key, r = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 7, 4), torch.randn(2, 10, 4)
     bias, valid = torch.zeros(2, 4), torch.ones(1, 4, dtype=torch.bool)
     slots = torch.stack([key, torch.ones_like(key)]).permute(1, 3, 0, 2, 4)
-    arguments = (Projected(query, slots), Biases(bias, bias, bias), Positions(r, r), valid, None, 2)
-    want, usage = relative_attention(*arguments, with_usage=True)
-    got, dropped_usage = relative_attention(*arguments, dropout=0.5, with_usage=True)
+    arguments = (query, slots, r, bias, bias, valid)
+    want, usage = relative_attention(*arguments, n_compressed=2, with_usage=True)
+    got, dropped_usage = relative_attention(*arguments, n_compressed=2, dropout=0.5, with_usage=True)
     torch.testing.assert_close(want, torch.ones_like(want))
     assert ((got > 0.01) & (got < 1.99)).any()
     torch.testing.assert_close(usage, dropped_usage)
@@ -94,10 +91,10 @@ def test_large_scores_survive_half_precision():
     halves = [x.bfloat16() for x in (query, key, torch.randn(1, 1, N, K))]
 
     def attend(dtype):
-        rest = Biases(*[bias.to(dtype)] * 3), Positions(*[r.bfloat16().to(dtype)] * 2)
         query, *slots = (x.to(dtype) for x in halves)
-        projected = Projected(query, torch.stack(slots).permute(1, 3, 0, 2, 4))
-        return relative_attention(projected, *rest, valid, None, 0, with_usage=True)
+        kv = torch.stack(slots).permute(1, 3, 0, 2, 4)
+        biases = [bias.to(dtype)] * 2
+        return relative_attention(query, kv, r.bfloat16().to(dtype), *biases, valid, with_usage=True)
 
     exact = attend(torch.float64)[1]
     content, position = halves[0] @ halves[1].mT, halves[0] @ r.bfloat16()[:, :N].mT

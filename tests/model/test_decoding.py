@@ -100,9 +100,9 @@ def test_prompts_of_different_lengths_share_a_batch(compression):
     batch = DecodingState.join(states)
     text = random_tokens(config, 4, 13, seed=99)
     got, batch = stepped(model, text, batch)
-    for lane, prompt in enumerate(prompts):
-        want, _ = windowed(model, torch.cat([prompt, text[lane : lane + 1]], dim=1))
-        torch.testing.assert_close(got[lane], want[0, prompt.shape[1] :], rtol=0, atol=1e-10)
+    for row, prompt in enumerate(prompts):
+        want, _ = windowed(model, torch.cat([prompt, text[row : row + 1]], dim=1))
+        torch.testing.assert_close(got[row], want[0, prompt.shape[1] :], rtol=0, atol=1e-10)
     rest, _ = stepped(model, text[:2], batch.select(torch.tensor([2, 0])))
     want, _ = windowed(model, torch.cat([prompts[2], text[2:3], text[:1]], dim=1))
     torch.testing.assert_close(rest[0], want[0, -13:], rtol=0, atol=1e-10)
@@ -167,7 +167,7 @@ def test_nothing_in_memory_is_projected_again(norm):
         (
             torch.zeros(3, dtype=torch.long),
             None,
-            r"input of shape \(3, 8\): expected \(2 lanes of the state, d_model=8",
+            r"input of shape \(3, 8\): expected \(2 rows of the state, d_model=8",
         ),
         (torch.zeros(2, 1, dtype=torch.long), None, r"tokens of shape \(2, 1\): expected \(batch,\)"),
         (torch.tensor([0, 11]), None, r"tokens from 0 to 11: expected 0 to 10"),
@@ -207,15 +207,15 @@ def test_interleaved_forks_do_not_disturb_each_other(fork):
         torch.testing.assert_close(torch.stack(got, dim=1), want[:, 6:], rtol=0, atol=1e-10)
 
 
-def test_joined_and_replaced_lanes_end_their_windows_in_time():
+def test_joined_and_replaced_rows_end_their_windows_in_time():
     config = tiny_config()
     model, tokens = build(config), random_tokens(config, 1, 12)
     fresh = model.decoding_state(model.initial_memory(1))
     _, late = stepped(model, tokens[:, :3], model.decoding_state(model.initial_memory(1)))
-    assert DecodingState.join([fresh, late]).room == DecodingState.join([late, fresh]).room == 1
+    assert DecodingState.join([fresh, late]).remaining == DecodingState.join([late, fresh]).remaining == 1
     assert not DecodingState.join([fresh, late]).together
     assert DecodingState.join([fresh, fresh.clone()]).together
-    assert not DecodingState.join([DecodingState.join([fresh, late])] * 2).together  # as much room, lanes apart
+    assert not DecodingState.join([DecodingState.join([fresh, late])] * 2).together  # as many steps left, rows apart
     batch = model.decoding_state(model.initial_memory(2)).put(torch.tensor([0]), late)
     got, _ = stepped(model, tokens[:, 3:].expand(2, -1), batch)
     torch.testing.assert_close(got[0], windowed(model, tokens)[0][0, 3:], rtol=0, atol=1e-10)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compressive import ModelConfig
-from compressive.model import embedding as module
+from compressive.kernels import linear_nll as module
 from compressive.model.embedding import AdaptiveEmbedding, TiedEmbedding, build_embedding, linear_nll
 
 PLAIN = tiny_config(vocab_size=23)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressive import CompressiveTransformer, Memory
-from compressive.model.memory import Segments, fifo, push_recent
+from compressive.model.memory import Segments, after_attention, evict, fifo_in, fifo_out, push_recent
 
 
 @given(size=st.integers(0, 6), pushes=st.lists(st.integers(0, 8), max_size=6))
@@ -17,7 +17,7 @@ def test_a_fifo_gives_back_everything_in_order(size, pushes):
     for count in pushes:
         new = torch.arange(clock, clock + count)[None]
         clock += count
-        out, slots = fifo(slots, new)
+        out, slots = fifo_out(slots, new), fifo_in(slots, new)
         assert out.shape[1] == count
         assert slots.shape[1] == size
         left += out[0].tolist()
@@ -55,7 +55,7 @@ def test_empty_memory_is_zeros_seen_or_not(empty):
         assert layer.valid().any() == (empty == "zeros")
 
 
-def test_reset_empties_some_lanes_and_leaves_the_others():
+def test_reset_empties_some_rows_and_leaves_the_others():
     for empty in ("zeros", "masked"):
         model, memory = filled(tiny_config(empty_memory=empty, compression="most_used"), batch=3)
         reset = memory.reset(torch.tensor([False, True, False]))
@@ -65,10 +65,10 @@ def test_reset_empties_some_lanes_and_leaves_the_others():
         assert not equal(reset, memory)
 
 
-@pytest.mark.parametrize("lanes", [torch.tensor([1, 0, 0]), torch.tensor([True])])
-def test_reset_wants_a_flag_for_every_lane(lanes):
+@pytest.mark.parametrize("rows", [torch.tensor([1, 0, 0]), torch.tensor([True])])
+def test_reset_wants_a_flag_for_every_row(rows):
     with pytest.raises(ValueError, match=r"expected a bool mask of shape \(3,\)"):
-        build(tiny_config()).initial_memory(3).reset(lanes)
+        build(tiny_config()).initial_memory(3).reset(rows)
 
 
 def test_resizing_keeps_the_newest_and_adds_empty_slots_at_the_old_end():
@@ -111,7 +111,8 @@ def test_a_start_hides_what_came_before_it():
     starts = torch.tensor([[False, False, True, False], [False] * 4])
     segments = Segments.of(starts)
     assert segments.ids.tolist() == [[0, 0, 1, 1], [0] * 4]
-    memory, old = push_recent(layer, torch.ones(2, 4, 8), segments, None)
+    seen, window = after_attention(layer, segments, None), torch.ones(2, 4, 8)
+    memory, old = push_recent(seen, window, segments), evict(seen, window, segments)
     assert memory.recent_valid.tolist() == [[False] * 4 + [True] * 2, [True] * 6]
     assert memory.compressed_valid.tolist() == [[False] * 3, [True] * 3]
     assert old.valid.tolist() == [[False] * 4, [True] * 4]

@@ -5,7 +5,7 @@ import torch
 from helpers import TRAINABLE, build, random_tokens, run_windows, tiny_config, windows_of
 
 from compressive.model.memory import Evicted
-from compressive.model.reconstruction import Decoder, attention_reconstruction
+from compressive.model.reconstruction import Decoder, attention_loss
 
 
 def out_of(config, batch=2, windows=4, starts=None):
@@ -108,7 +108,7 @@ def test_compressors_learn(kind, loss):
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_lanes_in_which_a_document_starts_do_not_count():
+def test_rows_in_which_a_document_starts_do_not_count():
     starts = [torch.zeros(2, 4, dtype=torch.bool) for _ in range(4)]
     _, plain = out_of(tiny_config(), starts=starts)
     starts[-1][1, 2] = True
@@ -123,15 +123,15 @@ def test_lanes_in_which_a_document_starts_do_not_count():
 def test_nothing_to_see_gives_a_loss_of_zero_and_no_nan():
     query = torch.randn(1, 2, 3, 4)
     slots = torch.randn(1, 2, 2, 2, 4).requires_grad_()
-    none, all_lanes = torch.zeros(1, 2, dtype=torch.bool), torch.ones(1, dtype=torch.bool)
-    loss = attention_reconstruction(query, slots, slots, none, none, all_lanes)
+    none, all_rows = torch.zeros(1, 2, dtype=torch.bool), torch.ones(1, dtype=torch.bool)
+    loss = attention_loss(query, slots, slots, none, none, all_rows)
     loss.backward()
     assert loss == 0
     assert not slots.grad.any()
 
 
 @pytest.mark.parametrize("loss", ["attention", "autoencoding"])
-def test_a_lane_with_a_start_does_not_count_even_where_its_window_is_evicted_at_once(loss):
+def test_a_row_with_a_start_does_not_count_even_where_its_window_is_evicted_at_once(loss):
     model = build(tiny_config(memory_size=1, compression_rate=1, compression_loss=loss))
     starts = torch.tensor([[True, False, False, False]])
     assert model(random_tokens(model.config, 1, 4), model.initial_memory(1), starts=starts).compression_loss == 0

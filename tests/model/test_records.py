@@ -25,8 +25,8 @@ class Outer(TensorRecord):
     scratch: list = field(default_factory=list, init=False)
 
 
-def sample(lanes=3):
-    x = torch.arange(2.0 * lanes).view(lanes, 2)
+def sample(rows=3):
+    x = torch.arange(2.0 * rows).view(rows, 2)
     part = Inner(x[:, 0] > 2, x + 1)
     return Outer(x, (part, Inner(x[:, 0] > 9, None)), 7, True, torch.eye(2))
 
@@ -61,7 +61,7 @@ def test_moving_changes_the_type_of_numbers_but_not_of_flags():
     assert record.parts[0].flag.dtype == torch.bool
 
 
-def test_lanes_are_picked_forked_replaced_and_joined():
+def test_rows_are_picked_forked_replaced_and_joined():
     record = sample()
     forked = record.select(torch.tensor([2, 2, 0]))
     assert torch.equal(forked.x, record.x[[2, 2, 0]])

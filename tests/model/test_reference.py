@@ -98,8 +98,8 @@ def test_the_reference_notices_a_wrong_model():
     config = ModelConfig(vocab_size=7, n_layers=1, d_model=8, n_heads=2, d_ff=6, window=3, memory_size=3,
                          compressed_size=2, compression_rate=3)  # fmt: skip
     model = build(config)
-    original = model.trunk._code
-    model.trunk._code = lambda distances, dtype: original(distances + 1, dtype)
+    original = model.trunk.position_code
+    model.trunk.position_code = lambda distances, dtype: original(distances + 1, dtype)
     tokens = random_tokens(config, 1, 3)
     want = reference.run(reference_config(config), reference_params(model), [tokens.numpy()])[0]
     with torch.no_grad():

@@ -97,7 +97,7 @@ def test_a_start_inside_a_window_is_a_fresh_memory_with_empty_slots_masked(compr
         torch.testing.assert_close(got, torch.cat([out.logits for out in outs], dim=1), rtol=0, atol=1e-12)
 
 
-def test_starts_concern_their_own_lane_only():
+def test_starts_concern_their_own_row_only():
     config = tiny_config()
     model, tokens = build(config), random_tokens(config, 2, 16)
     starts = torch.zeros_like(tokens, dtype=torch.bool)
@@ -131,7 +131,7 @@ def test_a_memory_resized_in_mid_text_goes_on():
     larger.load_state_dict(model.state_dict())
     *_, last = run_windows(model, windows_of(random_tokens(config, 2, 24), 4), model.initial_memory(2))
     tokens = random_tokens(config, 2, 4, seed=5)
-    # More room in recent memory only lets gaps appear between the memories, so compare with room at the far end.
+    # A larger recent memory only opens gaps between the memories, so compare with empty slots at the far end.
     wider = build(dataclasses.replace(config, compressed_size=9))
     wider.load_state_dict(model.state_dict())
     got = wider(tokens, last.memory.resize(compressed_size=9)).logits
@@ -276,7 +276,7 @@ def test_dropout_acts_on_both_branches(norm):
     layer.dropout.p = 1.0
     h = torch.randn(2, 4, 8, dtype=torch.float64)
     want = h if norm == "pre" else layer.mlp_norm(layer.attention_norm(h))
-    torch.testing.assert_close(layer.mix(h, torch.randn_like(h)), want)
+    torch.testing.assert_close(layer.mlp_block(layer.add_attention(h, torch.randn_like(h))), want)
 
 
 def test_dropout_acts_on_input_position_code_output_and_hidden_units():
@@ -286,7 +286,7 @@ def test_dropout_acts_on_input_position_code_output_and_hidden_units():
     out = trunk(torch.randn(2, 4, 8, dtype=torch.float64), trunk.initial_memory(2))
     assert not out.memory.recent[0].any()
     assert not out.hidden.any()
-    assert not trunk._code(torch.arange(3), torch.float64).any()
+    assert not trunk.position_code(torch.arange(3), torch.float64).any()
 
 
 @pytest.mark.parametrize("n_layers", [4, 16])
@@ -329,7 +329,7 @@ def test_a_norm_after_a_skip_connection_is_rounded_once_to_the_type_of_products(
     layer = build(tiny_config(), dtype=torch.float32).trunk.layers[0]
     x, y = 100 + torch.randn(2, 50, 8).bfloat16(), torch.randn(2, 50, 8).bfloat16()  # a rounded sum would lose y
     with torch.autocast("cpu", torch.bfloat16):
-        found = layer._norm_of_sum(layer.attention_norm, x, y)
-        assert layer.mix(x, y).dtype == torch.bfloat16
+        found = layer.add_attention(x, y)
+        assert layer.mlp_block(found).dtype == torch.bfloat16
     assert torch.equal(found, layer.attention_norm(x.float() + y.float()).bfloat16())
     assert not torch.equal(found, layer.attention_norm((x + y).float()).bfloat16())

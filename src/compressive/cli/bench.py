@@ -1,7 +1,8 @@
-"""How fast our models train and generate on this machine.
+"""How fast our models train and generate on this machine, and which kernels they run.
 
 compressive bench
 compressive bench enwik8-base pg19 --batch 8 16 32 --precision bf16 --compile --json bench.json
+compressive bench --explain enwik8-base
 
 How cost grows with memory and window is measured by benchmarks/growth.py, other people's models by benchmarks/peers.py.
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from compressive.cli import run as run_command
-from compressive.config import Precision, load_preset
+from compressive.config import Precision, RunConfig, load_preset
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Bench:
     presets: Positional[tuple[str, ...]] = ("quickstart",)
     """Presets whose models to measure."""
     batch: tuple[int, ...] = ()
-    """Lanes in training: as many rows as numbers; as the preset has it where none is given."""
+    """Batch sizes in training, a row for each; the preset's where none is given."""
     steps: int = 20
     """Steps of training to time, after a few to warm up."""
     precision: Precision | None = None
@@ -35,12 +36,54 @@ class Bench:
     """Where to run: auto takes a GPU if there is one."""
     json: Path | None = None
     """File to write the figures to."""
+    explain: str | None = None
+    """Do not measure: say for this preset which operations run as kernels on a GPU in bf16, and why others do not.
+    With --json, as JSON."""
+
+
+@dataclass(frozen=True)
+class Explain:
+    """Which operations of a preset run as kernels."""
+
+    explain: str
+    """The preset."""
+    json: bool = False
+    """Print JSON."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Parse the words and measure."""
+    """Parse the words and measure, or explain."""
+    if any(word.split("=")[0] == "--explain" for word in arguments) and not {"-h", "--help"} & set(arguments):
+        return run_command(explain, Explain, arguments, prog, "Say which operations of a preset run as kernels.")
     about = "Measure training and generation on this machine: speed, memory, utilisation, and where the time goes."
     return run_command(lambda options: bench(options, [prog, *arguments]), Bench, arguments, prog, about)
+
+
+def explain(options: Explain) -> int:
+    """Print for each operation of a CUDA run in bf16 whether a kernel or the reference form runs, and why."""
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from compressive.config import AgentRun, preset_names
+    from compressive.kernels import dispatch
+
+    if options.explain in preset_names("task"):
+        choices = dispatch.explain(AgentRun.from_preset(options.explain).memory, agent=True, triton=True)
+    else:
+        config = RunConfig.from_preset(options.explain)
+        with dispatch.using(config.train.attention):
+            choices = dispatch.explain(config.model, parallel=config.train.parallel, triton=True)
+    if options.json:
+        print(json.dumps({"operations": {name: choice._asdict() for name, choice in choices.items()}}, indent=1))
+        return 0
+    title = f"{options.explain} on a GPU in bf16"
+    table = Table("operation", "form", "why", title=title, title_justify="left", box=None)
+    for name, choice in choices.items():
+        table.add_row(name, choice.form, choice.why)
+    Console(width=None if Console().is_terminal else 140).print(table)
+    return 0
 
 
 def bench(options: Bench, command: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Text from a model: read a prompt of any length, then draw tokens one at a time, in constant time and space.
+"""Text from a model: read a prompt of any length, then sample tokens one at a time, in constant time and space.
 
 for tokens in generate(model, prompt, 500, samples=4):
     ...  # (4,): the next token of each sample
@@ -11,16 +11,16 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from compressive.inference.fast_decoder import Stepper, capture_for, for_steps
+from compressive.inference.fast_decoder import FastDecoder, StepGraph
 from compressive.inference.sampling import check_sampling, choose
-from compressive.model.attention import precise
+from compressive.model.attention import upcast
 from compressive.model.decoding import DecodingState
-from compressive.model.language_model import CompressiveLM
+from compressive.model.language_model import LanguageModel
 from compressive.runtime import evaluating
 
 
 def generate(
-    model: CompressiveLM,
+    model: LanguageModel,
     prompt: Tensor,
     length: int,
     *,
@@ -42,42 +42,43 @@ def generate(
             raise ValueError(f"{name}={value}: expected at least 1")
 
     @torch.no_grad()
-    def draw() -> Iterator[Tensor]:
-        settled = for_steps(model)
-        logits, state = _read(settled, prompt)
+    def sampled() -> Iterator[Tensor]:
+        decoder = FastDecoder(model)
+        logits, state = _read(decoder, prompt)
         fork = torch.zeros(samples, dtype=torch.long, device=logits.device)
         logits, state = logits[fork], state.select(fork)
         generator = torch.Generator(logits.device).manual_seed(seed)
-        noise = torch.empty_like(precise(logits))
+        noise = torch.empty_like(upcast(logits))
         chosen = functools.partial(choose, temperature=temperature, top_p=top_p, top_k=top_k)
         tokens = chosen(logits, noise.exponential_(generator=generator))
 
         def step(state: DecodingState) -> DecodingState:
-            logits, state = settled.step(tokens, state)
+            logits, state = decoder.step(tokens, state)
             tokens.copy_(chosen(logits, noise))
             return state
 
-        stepper = Stepper(step, state, capture_for(settled))
+        steps = StepGraph(step, state, decoder.capture())
         yield tokens.clone()
         for _ in range(length - 1):
             noise.exponential_(generator=generator)
-            with evaluating(settled) if settled.training else nullcontext():
-                stepper()
+            with evaluating(decoder.model) if decoder.model.training else nullcontext():
+                steps()
             yield tokens.clone()
 
-    return draw()
+    return sampled()
 
 
-def prime(model: CompressiveLM, prompt: Tensor) -> tuple[Tensor, DecodingState]:
+def prime(model: LanguageModel, prompt: Tensor) -> tuple[Tensor, DecodingState]:
     """Read a prompt (n,) into an empty memory; return the logits (1, V) of what follows, and the state to go on from.
 
     Whole windows are read at once, what is left over step by step: a book costs one pass, not a step per token.
     """
-    return _read(for_steps(model), _checked(model, prompt))
+    return _read(FastDecoder(model), _checked(model, prompt))
 
 
 @torch.no_grad()
-def _read(model: CompressiveLM, prompt: Tensor) -> tuple[Tensor, DecodingState]:
+def _read(decoder: FastDecoder, prompt: Tensor) -> tuple[Tensor, DecodingState]:
+    model = decoder.model
     tokens, window = prompt.to(next(model.parameters()).device), model.config.window
     whole = len(tokens) // window * window
     memory, hidden = model.initial_memory(1), None
@@ -86,7 +87,7 @@ def _read(model: CompressiveLM, prompt: Tensor) -> tuple[Tensor, DecodingState]:
             # The trunk alone: of all these tokens at most the last one's scores are wanted.
             out = model.trunk(model.embedding(tokens[None, begin : begin + window]), memory)
             memory, hidden = out.memory, out.hidden[:, -1]
-        state = model.decoding_state(memory)
+        state = decoder.decoding_state(memory)
         if hidden is not None and whole == len(tokens):
             return model.embedding.logits(hidden), state
 
@@ -95,18 +96,18 @@ def _read(model: CompressiveLM, prompt: Tensor) -> tuple[Tensor, DecodingState]:
         logits = torch.empty(1, model.config.vocab_size, dtype=dtype, device=token.device)
 
         def step(state: DecodingState) -> DecodingState:
-            out, state = model.step(token, state)
+            out, state = decoder.step(token, state)
             logits.copy_(out)
             return state
 
-        stepper = Stepper(step, state, capture_for(model))
+        steps = StepGraph(step, state, decoder.capture())
         for position in range(whole, len(tokens)):
             token.copy_(tokens[position])
-            stepper()
-    return logits, stepper.state
+            steps()
+    return logits, steps.state
 
 
-def _checked(model: CompressiveLM, prompt: Tensor) -> Tensor:
+def _checked(model: LanguageModel, prompt: Tensor) -> Tensor:
     """The prompt as long integers, where it is one."""
     if prompt.ndim != 1 or len(prompt) == 0:
         raise ValueError(

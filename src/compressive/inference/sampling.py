@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from compressive.model.attention import HAS_TRITON, precise
+from compressive.kernels.dispatch import operation
+from compressive.model.attention import upcast
 
 
 def sample(
@@ -16,35 +17,31 @@ def sample(
     top_k: int = 0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw one token from each row, (B, V) to (B,); a temperature of 0 takes the most likely."""
-    noise = torch.empty_like(precise(logits)).exponential_(generator=generator)
+    """Sample one token from each row, (B, V) to (B,); a temperature of 0 takes the most likely."""
+    check_sampling(temperature, top_p, top_k)
+    noise = torch.empty_like(upcast(logits)).exponential_(generator=generator)
     return choose(logits, noise, temperature=temperature, top_p=top_p, top_k=top_k)
 
 
+@operation("sampling")
 def choose(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float, top_k: int) -> Tensor:
-    """Draw as `sample` does, by noise (B, V) from the exponential distribution: what is random happens outside.
+    """Sample as `sample` does, given noise (B, V) from the exponential distribution, so that a graph can capture it.
 
-    It is a race: a token that waits for noise / p comes first with probability p.
+    A race: the token with the smallest noise / p wins, which happens with probability p.
     """
-    if HAS_TRITON and logits.is_cuda:
-        from compressive.kernels.sampling import fits, fused_choose
-
-        if fits(logits):
-            check_sampling(temperature, top_p, top_k)
-            return fused_choose(logits, noise, temperature=temperature, top_p=top_p, top_k=top_k)
     kept = filter_logits(logits, temperature=temperature, top_p=top_p, top_k=top_k)
     return (kept.softmax(dim=-1) / noise).argmax(dim=-1)
 
 
 def filter_logits(logits: Tensor, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Tensor:
-    """Scale logits (..., V) by the temperature, then set what may not be drawn to minus infinity.
+    """Scale logits (..., V) by the temperature, then set what may not be sampled to minus infinity.
 
     Of the top_k most likely tokens (0: of all) the smallest set whose probability among them reaches top_p stays;
     the most likely always does. Of equals the one with the lower number counts as more likely, so that the
     number kept is always that of the definition.
     """
     check_sampling(temperature, top_p, top_k)
-    logits = precise(logits)
+    logits = upcast(logits)
     if temperature == 0:
         top_k = 1
     else:

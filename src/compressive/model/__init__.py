@@ -1,8 +1,8 @@
 """The model: memory, attention, compression, its losses, embeddings, the trunk and the language model.
 
-Shapes are written with these letters throughout the package's model room:
+Shapes are written with these letters throughout the package:
 
-    B  batch lanes            D  d_model
+    B  batch rows             D  d_model
     T  tokens in the window   H  heads
     M  recent slots, n_m      K  width of a head, D = H·K
     C  compressed slots, n_cm V  vocabulary

@@ -7,21 +7,16 @@ A query at slot i gives slot j the score
 where R_d is the sinusoid code of the distance d in slots, and u and v are learned per head.
 """
 
-import importlib.util
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compressive.config import Attention, ModelConfig
-from compressive.kernels.linear import Linear, frozen_linear
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-KERNEL_WIDTHS = (16, 32, 64, 128)
-"""Widths of heads that the fused kernels take: powers of two, as tiles are."""
+from compressive.config import ModelConfig
+from compressive.kernels.dispatch import operation
+from compressive.model.linear import Linear, linear
 
 
 class Projected(NamedTuple):
@@ -31,41 +26,19 @@ class Projected(NamedTuple):
     key_value: Tensor  # (B, N, 2, H, K), as one product gives them
 
 
+class Positions(NamedTuple):
+    """The position term: codes r of a run of distances, (H, distances, K), and the query's bias v, (H, K)."""
+
+    r: Tensor
+    v: Tensor
+    r_far: Tensor | None  # the same for compressed slots, where they have a scheme of their own
+    v_far: Tensor | None
+
+
 def heads_of(key_value: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values (B, H, N, K) of (B, N, 2, H, K)."""
     key, value = key_value.permute(2, 0, 3, 1, 4)
     return key, value
-
-
-class Positions(NamedTuple):
-    """The position code r of a run of distances, (H, distances, K): for most slots, and for compressed ones."""
-
-    near: Tensor
-    far: Tensor  # the very same tensor where positions are shared
-
-
-class Biases(NamedTuple):
-    """What is added to a query, (H, K), before it meets keys and before it meets position codes."""
-
-    content: Tensor  # u
-    near: Tensor  # v
-    far: Tensor  # v for compressed slots
-
-
-class OnePosition(NamedTuple):
-    """Query, key and value of one position per lane, (B, H, K) each."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-
-
-class Now(NamedTuple):
-    """Where a step stands."""
-
-    position: Tensor  # (B,): in the window
-    distance: Tensor  # (H, B, N), the same for all heads: how far back each slot lies, 0 for those to come
-    hidden: Tensor  # (B, N), bool: slots that may not be seen
 
 
 class RelativeAttention(nn.Module):
@@ -76,18 +49,13 @@ class RelativeAttention(nn.Module):
         D, H, K = config.d_model, config.n_heads, config.d_head
         self.n_heads = H
         self.dropout = config.attention_dropout
-        self.backend: Attention = "auto"
         self.query = Linear(D, D, bias=False)
         self.key_value = Linear(D, 2 * D, bias=False)
         self.output = Linear(D, D, bias=False)
         self.relative = Linear(D, D, bias=False)  # W_r
         self.content_bias = nn.Parameter(torch.zeros(H, K))  # u
         self.position_bias = nn.Parameter(torch.zeros(H, K))  # v
-        # How single steps are taken; `generation/stepper.py: for_steps` knows faster ways.
-        self.joined: Tensor | None = None  # W_q, W_k and W_v in one
-        self.multiply: Callable[[Tensor, Tensor], Tensor] = F.linear
-        self.attend_one = step_attention
-        # The authors' released code gives compressed slots a W_r and v of their own; the paper does not speak of it.
+        # The authors' released code gives compressed slots a W_r and v of their own; the paper does not mention it.
         self.separate = config.compressed_positions == "separate"
         if self.separate:
             self.far_relative = Linear(D, D, bias=False)
@@ -96,32 +64,21 @@ class RelativeAttention(nn.Module):
     def project(self, window: Tensor, slots: Tensor, n_frozen: int = 0) -> Projected:
         """Queries from the window (B, T, D), keys and values from all slots (B, N, D), each projected once.
 
-        The first `n_frozen` slots get no gradient: what is remembered has no graph, and half the work is saved.
+        The first `n_frozen` slots need no input gradient.
         """
-        key_value = frozen_linear(slots, self.key_value.weight, n_frozen)
+        key_value = linear(slots, self.key_value.weight, n_frozen=n_frozen)
         return Projected(self._heads(self.query(window)), torch.unflatten(key_value, -1, (2, self.n_heads, -1)))
-
-    def project_one(self, x: Tensor) -> OnePosition:
-        """Project one position per lane (B, D)."""
-        if self.joined is None:
-            projected = torch.cat([self.query(x), self.key_value(x)], dim=-1)
-        else:
-            projected = self.multiply(x, self.joined)
-        return OnePosition(*projected.view(len(x), 3, self.n_heads, -1).unbind(dim=1))
 
     def project_frozen(self, slots: Tensor) -> Tensor:
         """Keys and values of slots, (B, N, 2, H, K), with no gradient to the weights: Algorithm 2, line 5."""
         return torch.unflatten(F.linear(slots, self.key_value.weight.detach()), -1, (2, self.n_heads, -1))
 
     def positions(self, code: Tensor) -> Positions:
-        """Give r for each row of the sinusoid code (distances, D)."""
-        near = self._heads(self.relative(code))
-        return Positions(near, self._heads(self.far_relative(code)) if self.separate else near)
-
-    def biases(self) -> Biases:
-        """Give u and both v."""
-        far = self.far_position_bias if self.separate else self.position_bias
-        return Biases(self.content_bias, self.position_bias, far)
+        """The position term for each row of the sinusoid code (distances, D)."""
+        r = self._heads(self.relative(code))
+        if not self.separate:
+            return Positions(r, self.position_bias, None, None)
+        return Positions(r, self.position_bias, self._heads(self.far_relative(code)), self.far_position_bias)
 
     def forward(
         self,
@@ -136,79 +93,55 @@ class RelativeAttention(nn.Module):
 
         `code` is the sinusoid code of the distances N-1 down to -T, as `sinusoids` gives it.
         """
-        fused = self.chosen(projected.query.device, projected.query.dtype) == "fused"
-        # The shift of the readable way passes over distances that are yet to come; the kernels never meet them.
-        positions = self.positions(code[: projected.key_value.shape[1]] if fused else code)
-        inputs = (projected, self.biases(), positions, memory_valid, segment_ids, n_compressed)
-        if fused:
-            from compressive.kernels.relative_attention import fused_attention
-
-            attended, usage = fused_attention(*inputs, with_usage)
-        else:
-            attended, usage = relative_attention(*inputs, self.dropout if self.training else 0.0, with_usage)
-        return self.output(self.merge(attended)), usage
-
-    def use(self, backend: Attention) -> None:
-        """Choose what computes attention; what cannot work here is refused."""
-        if backend == "fused":
-            if not HAS_TRITON:
-                raise ValueError("attention='fused': triton is not installed; use readable, or auto")
-            if not self._fits_kernels():
-                width = self.content_bias.shape[1]
-                raise ValueError(
-                    f"attention='fused': heads are {width} wide, attention_dropout is {self.dropout}; expected a width "
-                    f"of {', '.join(map(str, KERNEL_WIDTHS))} and no attention dropout, or readable"
-                )
-        self.backend = backend
-
-    def chosen(self, device: torch.device, dtype: torch.dtype) -> str:
-        """What computes attention for queries of a type on a device: readable, or fused."""
-        if self.backend != "auto":
-            return self.backend
-        suits = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-        return "fused" if suits and self._fits_kernels() and HAS_TRITON else "reference"
-
-    def _fits_kernels(self) -> bool:
-        return self.content_bias.shape[1] in KERNEL_WIDTHS and not self.dropout
-
-    def merge(self, attended: Tensor) -> Tensor:
-        """(B, H, T, K) to (B, T, D)."""
-        return attended.transpose(-3, -2).flatten(-2)
+        r, v, r_far, v_far = self.positions(code)
+        attended, usage = relative_attention(
+            projected.query, projected.key_value, r, self.content_bias, v, memory_valid, segment_ids,
+            r_far=r_far, v_far=v_far, n_compressed=n_compressed,
+            dropout=self.dropout if self.training else 0.0, with_usage=with_usage,
+        )  # fmt: skip
+        return self.output(attended.transpose(-3, -2).flatten(-2)), usage
 
     def _heads(self, x: Tensor) -> Tensor:
         """(..., T, D) to (..., H, T, K)."""
         return torch.unflatten(x, -1, (self.n_heads, -1)).transpose(-3, -2)
 
 
+@operation("relative_attention")
 def relative_attention(
-    projected: Projected,
-    biases: Biases,
-    positions: Positions,
-    memory_valid: Tensor,
-    segment_ids: Tensor | None,
-    n_compressed: int,
+    q: Tensor,
+    kv: Tensor,
+    r: Tensor,
+    u: Tensor,
+    v: Tensor,
+    valid: Tensor,
+    segments: Tensor | None = None,
+    *,
+    r_far: Tensor | None = None,
+    v_far: Tensor | None = None,
+    n_compressed: int = 0,
     dropout: float = 0.0,
     with_usage: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend from a window to all slots: the readable backend, the oracle of every faster one.
+    """Attend from a window to all slots: the reference that every kernel is tested against.
 
-    positions for the distances N-1 down to -T; memory_valid (B, C + M); segment_ids (B, T), None where no document
-    starts; n_compressed is C. Returns (B, H, T, K), and (B, N) the mean over heads and
-    queries of the attention each slot received, before dropout, or None.
+    q (B, H, T, K); kv (B, N, 2, H, K), keys and values of all slots; r (H, N + T, K) for the distances N-1 down to -T;
+    u, v (H, K); valid (B, C + M); segments (B, T), None where no document starts; r_far and v_far like r and v
+    for the first `n_compressed` slots, None where positions are shared. Returns (B, H, T, K), and (B, N), the mean
+    over heads and queries of the attention each slot received before dropout, or None.
     """
-    query, (key, value) = projected.query, heads_of(projected.key_value)
-    T, N = query.shape[-2], key.shape[-2]
-    content = (query + biases.content[:, None]) @ key.transpose(-1, -2)
-    separate = positions.far is not positions.near
-    first = n_compressed if separate else 0  # the first slot that near codes are for
-    position = relative_shift(by_distance(query + biases.near[:, None], positions.near[:, first:]), N - first)
-    if separate:
-        far = by_distance(query + biases.far[:, None], positions.far[:, : n_compressed + T])
-        position = torch.cat([relative_shift(far, n_compressed), position], dim=-1)
+    key, value = heads_of(kv)
+    T, N = q.shape[-2], key.shape[-2]
+    content = (q + u[:, None]) @ key.transpose(-1, -2)
+    if r_far is None or v_far is None:
+        position = relative_shift(by_distance(q + v[:, None], r), N)
+    else:
+        far = relative_shift(by_distance(q + v_far[:, None], r_far[:, : n_compressed + T]), n_compressed)
+        near = relative_shift(by_distance(q + v[:, None], r[:, n_compressed:]), N - n_compressed)
+        position = torch.cat([far, near], dim=-1)
 
-    scores = (precise(content) + precise(position)) / math.sqrt(query.shape[-1])
-    # Added rather than filled in: a tenth of the time on a CPU, and no pass of its own backwards.
-    mask = torch.where(visibility(memory_valid, segment_ids, T), 0.0, -torch.inf)
+    scores = (upcast(content) + upcast(position)) / math.sqrt(q.shape[-1])
+    # Added rather than filled in: a tenth of the time on a CPU, and no pass of its own in the backward pass.
+    mask = torch.where(visibility(valid, segments, T), 0.0, -torch.inf)
     weights = (scores + mask[:, None].to(scores.dtype)).softmax(dim=-1)
     usage = weights.mean(dim=(1, 2)) if with_usage else None
     return F.dropout(weights, dropout).to(value.dtype) @ value, usage
@@ -217,18 +150,18 @@ def relative_attention(
 def by_distance(query: Tensor, code: Tensor) -> Tensor:
     """Products of queries (B, H, T, K) with the codes of distances (H, distances, K): (B, H, T, distances).
 
-    One product per head for all lanes together, as codes are the same in every lane.
+    One product per head for the whole batch, as all rows share the codes.
     """
-    lanes_as_one = query.transpose(0, 1).flatten(1, 2) @ code.transpose(-1, -2)
-    return torch.unflatten(lanes_as_one, 1, (query.shape[0], -1)).transpose(0, 1)
+    products = query.transpose(0, 1).flatten(1, 2) @ code.transpose(-1, -2)
+    return torch.unflatten(products, 1, (query.shape[0], -1)).transpose(0, 1)
 
 
 def relative_shift(scores: Tensor, n_slots: int) -> Tensor:
-    """Turn scores by distance (..., T, n_slots + T) into scores by slot (..., T, n_slots).
+    """Turn scores by distance (..., T, n_slots + 1 or more) into scores by slot (..., T, n_slots).
 
-    Columns go from the largest distance to the smallest, so slot j is found at column j + T-1-t for query t: each
-    query's row begins one column further left than the one before. Read as one long row, cut into rows
-    shorter by one, that shift happens by itself.
+    Columns go from the largest distance to the smallest. Query t finds slot j at column j + T-1-t, so each query's row
+    begins one column further left than the one before. Flattened and cut into rows that are shorter by one, the rows
+    are shifted just so. Slots after the query get scores of other queries, which the causal mask hides.
     """
     T, columns = scores.shape[-2:]
     flat = scores.flatten(-2)[..., T - 1 : T - 1 + T * (columns - 1)]
@@ -247,48 +180,12 @@ def visibility(memory_valid: Tensor, segment_ids: Tensor | None, n_queries: int)
     return torch.cat([memory, window], dim=-1)
 
 
-def step_attention(
-    new: OnePosition,
-    key: Tensor,
-    value: Tensor,
-    biases: Biases,
-    positions: Positions,
-    now: Now,
-    n_compressed: int,
-    n_memory: int,
-) -> tuple[Tensor, Tensor | None]:
-    """Write one position per lane into cached keys and values (B, H, N, K), and attend from it.
-
-    positions for the distances 0 to N-1. Returns (B, H, K), and the attention weights (B, H, N), which faster ways of
-    doing this may leave out.
-    """
-    query, (B, H, N, K) = new.query, key.shape
-    slot = (now.position + n_memory).view(-1, 1, 1, 1).expand(-1, H, -1, K)
-    for slots, entering in ((key, new.key), (value, new.value)):
-        slots.scatter_(2, slot, entering.unsqueeze(2).to(slots.dtype))
-
-    def by_slot(bias: Tensor, table: Tensor, index: Tensor) -> Tensor:
-        by_distance = torch.bmm((query + bias).transpose(0, 1), table.mT)  # (H, B, N): one product for all lanes
-        return by_distance.gather(2, index).transpose(0, 1)
-
-    if positions.far is positions.near:
-        position = by_slot(biases.near, positions.near, now.distance)
-    else:
-        far = by_slot(biases.far, positions.far, now.distance[..., :n_compressed])
-        position = torch.cat([far, by_slot(biases.near, positions.near, now.distance[..., n_compressed:])], dim=2)
-    # Products of batches as they are: finding out what a product of four dimensions is takes a CPU as long again.
-    content = torch.bmm((query + biases.content).view(-1, 1, K), key.view(-1, N, K).mT).view(B, H, N)
-    scores = (precise(content) + precise(position)).div_(math.sqrt(K))
-    weights = scores.masked_fill_(now.hidden.unsqueeze(1), -torch.inf).softmax(dim=-1)
-    return torch.bmm(weights.to(value.dtype).view(-1, 1, N), value.view(-1, N, K)).view(B, H, K), weights
-
-
-def precise(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """Turn half precision into float32, and leave the rest.
 
-    From here to the softmax scores must not be rounded to bf16 again. Beside the lost bits, the compiler may then keep
-    rounded scores beside a maximum of unrounded ones: weights come out wrong by e to the rounding error, gradients
-    more so, and training dies once scores have grown to some hundreds (docs/log.md).
+    From the products to the softmax scores must stay in float32. Rounded to bf16 in between, the compiler may keep
+    rounded scores beside a maximum of unrounded ones: weights are then off by e to the rounding error, and training
+    diverges once scores have grown to some hundreds (docs/log.md).
     """
     return x.to(torch.promote_types(x.dtype, torch.float32))
 

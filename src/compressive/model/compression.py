@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
-from compressive.kernels.linear import Linear
+from compressive.model.linear import Linear
 from compressive.model.memory import Evicted
 
 

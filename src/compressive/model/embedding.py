@@ -6,7 +6,6 @@ first band and one entry per further band, and inside a band a softmax of its ow
 """
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -14,12 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
-from compressive.kernels.linear import autocasted
-from compressive.model.attention import precise
+from compressive.kernels.dispatch import operation
+from compressive.model.attention import upcast
 from compressive.model.mixture import LogisticMixture
-
-CHUNK = 2**23
-"""How many logits `linear_nll` holds at a time."""
 
 
 class TiedEmbedding(nn.Module):
@@ -116,72 +112,11 @@ def build_embedding(config: ModelConfig) -> TiedEmbedding | AdaptiveEmbedding | 
     return AdaptiveEmbedding(config) if config.adaptive_cutoffs else TiedEmbedding(config)
 
 
+@operation("linear_nll")
 def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, some: bool = False) -> Tensor:
-    """Return -log softmax(hidden·weightᵀ + bias)[target], (n, D), (V, D), (V,) and (n,) to (n,), in chunks of rows.
+    """Return -log softmax(hidden·weightᵀ + bias)[target], (n, D), (V, D), (V,) and (n,) to (n,).
 
-    With `some`, rows of target -1 are left out: they cost nothing and give 0. Which they are must then be asked of the
-    device; without it nothing waits. The backward pass computes its logits again rather than keep them.
+    With `some`, rows of target -1 give 0; the kernel leaves them out.
     """
-    nll: Tensor = _linear_nll(*autocasted(hidden, weight, bias), target, some)
-    return nll
-
-
-# An operator of its own, because which rows a band needs is known only at run time: the compiler takes it whole.
-@torch.library.custom_op("compressive::linear_nll", mutates_args=())
-def _linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, some: bool) -> Tensor:
-    nll = _zeros_for(hidden, target)
-    for rows in _chunks(target, len(weight), some):
-        logits = precise(F.linear(hidden[rows], weight, bias))
-        nll[rows] = logits.logsumexp(dim=1) - logits.gather(1, target[rows, None]).squeeze(1)
-    return nll
-
-
-@torch.library.custom_op("compressive::linear_nll_backward", mutates_args=())
-def _linear_nll_backward(
-    gradient: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, some: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    d_hidden, d_weight, d_bias = torch.zeros_like(hidden), precise(weight) * 0, precise(bias) * 0
-    for rows in _chunks(target, len(weight), some):
-        d_logits = precise(F.linear(hidden[rows], weight, bias)).softmax(dim=1)
-        d_logits.scatter_add_(1, target[rows, None], -torch.ones_like(d_logits[:, :1]))
-        d_logits = (d_logits * gradient[rows, None]).to(hidden.dtype)
-        d_hidden[rows] = d_logits @ weight
-        d_weight += d_logits.T @ hidden[rows]  # summed over chunks in float32, bf16 would lose the small ones
-        d_bias += d_logits.sum(dim=0)
-    return d_hidden, d_weight.to(weight.dtype), d_bias.to(bias.dtype)
-
-
-@_linear_nll.register_fake
-def _(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, some: bool) -> Tensor:
-    return _zeros_for(hidden, target)
-
-
-@_linear_nll_backward.register_fake
-def _(
-    gradient: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, some: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(hidden), torch.empty_like(weight), torch.empty_like(bias)
-
-
-def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, ctx.some = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate(ctx, gradient):  # type: ignore[no-untyped-def]
-    return *_linear_nll_backward(gradient, *ctx.saved_tensors, ctx.some), None, None
-
-
-_linear_nll.register_autograd(_differentiate, setup_context=_remember)
-
-
-def _zeros_for(hidden: Tensor, target: Tensor) -> Tensor:
-    return precise(hidden.new_zeros(target.shape))
-
-
-def _chunks(target: Tensor, n_classes: int, some: bool) -> Sequence[slice | Tensor]:
-    """The rows to compute, a few at a time."""
-    size = max(1, CHUNK // n_classes)
-    if some:
-        return torch.split((target >= 0).nonzero().squeeze(1), size)
-    return [slice(start, start + size) for start in range(0, len(target), size)]
+    nll = F.cross_entropy(upcast(F.linear(hidden, weight, bias)), target.clamp(min=0), reduction="none")
+    return nll.masked_fill(target < 0, 0) if some else nll

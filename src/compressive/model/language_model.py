@@ -1,6 +1,8 @@
 """The language model: tokens in, scores of the next token out, trunk and memory between."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from compressive.config import ModelConfig
 from compressive.model.decoding import DecodingState
 from compressive.model.embedding import build_embedding
 from compressive.model.memory import Memory
-from compressive.model.transformer import CompressiveTransformer
+from compressive.model.transformer import CompressiveTransformer, TrunkOutput
 
 
 @dataclass(frozen=True)
@@ -23,18 +25,65 @@ class LMOutput:
     compression_losses: Tensor  # (n_layers,)
 
 
-class CompressiveLM(nn.Module):
-    """A Compressive Transformer over tokens."""
+class Head(Protocol):
+    """Both ends of a language model: tokens to activations, and activations to scores of the next token."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.embedding = build_embedding(config)
-        self.trunk = CompressiveTransformer(config)
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Embed tokens, (...) to (..., width of the trunk's input)."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of all tokens, (..., width of the trunk's output) to (..., V)."""
+
+    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """-log p of one token each, (B, T, width) and (B, T) to (B, T)."""
+
+
+class Trunk(Protocol):
+    """What is between: windows in and out, with a memory that is carried and a state to decode from."""
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """Its layers, first to last."""
+
+    def __call__(self, x: Tensor, memory: Any, starts: Tensor | None = None) -> TrunkOutput:
+        """Read a window (B, T, width)."""
+
+    def initial_memory(self, batch_size: int) -> Any:
+        """The memory before anything was read."""
+
+    def compressor_parameters(self) -> list[nn.Parameter]:
+        """What the compression loss trains."""
+
+    def decoding_state(self, memory: Any) -> Any:
+        """The state to `step` from."""
+
+    def step(self, x: Tensor, state: Any, starts: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Read one position per batch row (B, width)."""
+
+
+class SequenceConfig(Protocol):
+    """What every configuration of a sequence model has."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of different tokens."""
+
+    @property
+    def window(self) -> int:
+        """Longest stretch of tokens read at once."""
+
+
+class LanguageModel(nn.Module):
+    """A trunk between an embedding and its scores: what trains, scores and samples needs to know no more."""
+
+    config: SequenceConfig
+    embedding: Head
+    trunk: Trunk
 
     def initial_memory(self, batch_size: int) -> Memory:
-        """Return empty memories for so many lanes, on the model's device and in its type."""
-        return self.trunk.initial_memory(batch_size)
+        """Return empty memories for a batch, on the model's device and in its type."""
+        memory: Memory = self.trunk.initial_memory(batch_size)
+        return memory
 
     def compressor_parameters(self) -> list[nn.Parameter]:
         """Return exactly the parameters that the compression loss trains."""
@@ -51,7 +100,7 @@ class CompressiveLM(nn.Module):
 
         Gives logits for every position or, with targets (B, T), their negative log-likelihood without ever
         building all logits. `starts` (B, T), bool, marks where a new document begins: nothing before it is
-        visible from then on.
+        visible from then on. Raises ValueError for tokens of other types or shapes.
         """
         tokens = self._checked("tokens", tokens, 2)
         if targets is not None:
@@ -71,11 +120,12 @@ class CompressiveLM(nn.Module):
 
     def decoding_state(self, memory: Memory) -> DecodingState:
         """Return the state to `step` from: keys and values of all slots, and an empty window."""
-        return self.trunk.decoding_state(memory)
+        state: DecodingState = self.trunk.decoding_state(memory)
+        return state
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: DecodingState, starts: Tensor | None = None) -> tuple[Tensor, DecodingState]:
-        """Read one token per lane (B,); return the logits (B, V) that `forward` gives there, and the next state."""
+        """Read one token per row (B,); return the logits (B, V) that `forward` gives there, and the next state."""
         tokens = self._checked("tokens", tokens, 1)
         hidden, state = self.trunk.step(self.embedding(tokens), state, starts)
         return self.embedding.logits(hidden), state
@@ -98,3 +148,16 @@ class CompressiveLM(nn.Module):
                 "use the tokeniser that the model was made for, or a larger vocab_size"
             )
         return tokens
+
+
+class CompressiveLM(LanguageModel):
+    """A Compressive Transformer over tokens."""
+
+    config: ModelConfig
+    trunk: CompressiveTransformer
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = build_embedding(config)
+        self.trunk = CompressiveTransformer(config)

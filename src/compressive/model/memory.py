@@ -79,7 +79,7 @@ class Memory(TensorRecord):
 
     @property
     def batch_size(self) -> int:
-        """Number of lanes."""
+        """Number of batch rows."""
         return self.layers[0].recent.shape[0]
 
     def resize(self, memory_size: PerLayer | None = None, compressed_size: PerLayer | None = None) -> Self:
@@ -103,22 +103,22 @@ class Memory(TensorRecord):
         sizes = zip(self.layers, self._per_layer(memory_size), self._per_layer(compressed_size), strict=True)
         return dataclasses.replace(self, layers=tuple(layer(*size) for size in sizes))
 
-    def reset(self, lanes: Tensor) -> Self:
-        """Empty some lanes, given as a (B,) bool mask, as at time zero."""
-        if lanes.dtype != torch.bool or lanes.shape != (self.batch_size,):
+    def reset(self, rows: Tensor) -> Self:
+        """Empty some batch rows, given as a (B,) bool mask, as at time zero; raises ValueError for any other shape."""
+        if rows.dtype != torch.bool or rows.shape != (self.batch_size,):
             raise ValueError(
-                f"lanes of type {lanes.dtype} and shape {tuple(lanes.shape)}: expected a bool mask "
-                f"of shape ({self.batch_size},), one flag per lane"
+                f"rows of type {rows.dtype} and shape {tuple(rows.shape)}: expected a bool mask "
+                f"of shape ({self.batch_size},), one flag per batch row"
             )
 
         def clear(x: Tensor) -> Tensor:
             blank = self.zeros_visible if x.dtype == torch.bool else 0
-            return x.masked_fill(lanes.view(-1, *[1] * (x.ndim - 1)), blank)
+            return x.masked_fill(rows.view(-1, *[1] * (x.ndim - 1)), blank)
 
         return self.map(clear)
 
     def check(self, config: ModelConfig, batch_size: int, weight: Tensor) -> None:
-        """Refuse to be used with another batch, model, device or type than it was made for."""
+        """Refuse to be used with another batch, model, device or type than it was made for, with a ValueError."""
         found = [(layer.recent.shape, layer.compressed.shape) for layer in self.layers]
         if len(found) != config.n_layers:
             raise ValueError(f"memory of {len(found)} layers: the model has {config.n_layers}; use its initial_memory")
@@ -176,60 +176,82 @@ class Segments(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """What a window pushed out of recent memory."""
+    """What a window pushes out of recent memory."""
 
     slots: Tensor  # (B, T, D), zero where not valid
     valid: Tensor  # (B, T)
     usage: Tensor | None  # (B, T)
 
 
-def push_recent(
-    memory: LayerMemory, window: Tensor, segments: Segments | None, received: Tensor | None
-) -> tuple[LayerMemory, Evicted]:
-    """Lines 8 and 10: the window enters, as many of the oldest slots leave.
+def after_attention(memory: LayerMemory, segments: Segments | None, received: Tensor | None) -> LayerMemory:
+    """Memory as a window leaves it before anything is pushed: usage counted, and hidden where a document started.
+
+    `received` (B, M) is the mean attention that recent slots got from this window, added to their usage.
+    """
+    if memory.usage is not None:
+        assert received is not None
+        memory = dataclasses.replace(memory, usage=memory.usage + received.detach())
+    if segments is None:
+        return memory
+    unbroken = segments.unbroken[:, None]
+    return dataclasses.replace(
+        memory,
+        recent_valid=memory.recent_valid & unbroken,
+        compressed_valid=memory.compressed_valid & unbroken,
+    )
+
+
+def evict(memory: LayerMemory, window: Tensor, segments: Segments | None) -> Evicted:
+    """Line 8: the oldest slots, as many as the window (B, T, D) has, which will push them out.
 
     Line 8 evicts m[:n_s], which takes n_m >= n_s for granted. Where the window is longer than the memory, the
     activations that never fit are evicted with the rest and so compressed too: a departure, in the spirit of
     the paper that nothing is discarded uncompressed.
-
-    `received` (B, M) is the mean attention that recent slots got from this window, added to their usage.
     """
-    recent_valid, compressed_valid = memory.recent_valid, memory.compressed_valid
-    if segments is None:
-        window_valid = recent_valid.new_ones(window.shape[:2])
-    else:
-        window_valid = segments.current
-        recent_valid = recent_valid & segments.unbroken[:, None]
-        compressed_valid = compressed_valid & segments.unbroken[:, None]
-
-    old, recent = fifo(memory.recent, window.detach().to(memory.recent.dtype))
-    old_valid, recent_valid = fifo(recent_valid, window_valid)
-    old_usage, usage = None, memory.usage
+    slots = fifo_out(memory.recent, window.detach().to(memory.recent.dtype))
+    valid = fifo_out(memory.recent_valid, _window_valid(memory, window, segments))
+    usage = memory.usage
     if usage is not None:
-        assert received is not None
-        old_usage, usage = fifo(usage + received.detach(), usage.new_zeros(window.shape[:2]))
+        usage = fifo_out(usage, usage.new_zeros(window.shape[:2]))
+    return Evicted(slots.masked_fill(~valid[..., None], 0), valid, usage)
 
-    memory = LayerMemory(recent, memory.compressed, recent_valid, compressed_valid, usage)
-    return memory, Evicted(old.masked_fill(~old_valid[..., None], 0), old_valid, old_usage)
+
+def push_recent(memory: LayerMemory, window: Tensor, segments: Segments | None) -> LayerMemory:
+    """Line 10: the window (B, T, D) enters recent memory, detached, and as many of the oldest slots leave."""
+    usage = memory.usage
+    return dataclasses.replace(
+        memory,
+        recent=fifo_in(memory.recent, window.detach().to(memory.recent.dtype)),
+        recent_valid=fifo_in(memory.recent_valid, _window_valid(memory, window, segments)),
+        usage=None if usage is None else fifo_in(usage, usage.new_zeros(window.shape[:2])),
+    )
 
 
 def push_compressed(memory: LayerMemory, new: Tensor, new_valid: Tensor) -> LayerMemory:
     """Line 11: new compressed slots (B, n, D) enter, the oldest leave."""
     return dataclasses.replace(
         memory,
-        compressed=fifo(memory.compressed, new.to(memory.compressed.dtype))[1],
-        compressed_valid=fifo(memory.compressed_valid, new_valid)[1],
+        compressed=fifo_in(memory.compressed, new.to(memory.compressed.dtype)),
+        compressed_valid=fifo_in(memory.compressed_valid, new_valid),
     )
 
 
-def fifo(slots: Tensor, new: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
-    """Push `new` into `slots` along `dim`; return what falls out, as many as came in, and what is in now.
+def _window_valid(memory: LayerMemory, window: Tensor, segments: Segments | None) -> Tensor:
+    """Which positions of a window may be seen from the next one, (B, T): those of the document that it ends in."""
+    return memory.recent_valid.new_ones(window.shape[:2]) if segments is None else segments.current
 
-    What is in now shares no storage with `new`, which may be a buffer that is written to again.
-    """
+
+def fifo_out(slots: Tensor, new: Tensor, dim: int = 1) -> Tensor:
+    """What falls out when `new` is pushed into `slots` along `dim`: as many as come in, oldest first."""
     size, count = slots.shape[dim], new.shape[dim]
     if count <= size:
-        out, stay = slots.split_with_sizes([count, size - count], dim)
-        return out, torch.cat([stay, new], dim)
-    passing, stay = new.split_with_sizes([count - size, size], dim)
-    return torch.cat([slots, passing], dim), stay.clone()
+        return slots.narrow(dim, 0, count)
+    return torch.cat([slots, new.narrow(dim, 0, count - size)], dim)
+
+
+def fifo_in(slots: Tensor, new: Tensor, dim: int = 1) -> Tensor:
+    """What `slots` hold once `new` is pushed in along `dim`; shares no storage with `new`, which may be a buffer."""
+    size, count = slots.shape[dim], new.shape[dim]
+    if count <= size:
+        return torch.cat([slots.narrow(dim, count, size - count), new], dim)
+    return new.narrow(dim, count - size, size).clone()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compressive.model.attention import precise
+from compressive.model.attention import upcast
 
 LEAST_LOG_SCALE = -14.0
 """About a thirtieth of a 16-bit step: nothing is gained by a sharper logistic."""
@@ -54,8 +54,8 @@ class LogisticMixture(nn.Module):
     def _mixture(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-weights, means and log-scales, (..., K) each; never in half precision, whose 8 bits cannot name 16."""
         with torch.autocast(hidden.device.type, enabled=False):
-            weight, bias = precise(self.output.weight), precise(self.output.bias)
-            weights, means, log_scales = F.linear(precise(hidden), weight, bias).chunk(3, dim=-1)
+            weight, bias = upcast(self.output.weight), upcast(self.output.bias)
+            weights, means, log_scales = F.linear(upcast(hidden), weight, bias).chunk(3, dim=-1)
         return weights.log_softmax(dim=-1), means, log_scales.clamp(min=LEAST_LOG_SCALE)
 
     def _log_probability(self, codes: Tensor, weights: Tensor, means: Tensor, log_scales: Tensor) -> Tensor:

@@ -2,34 +2,39 @@
 
 Both compare what was evicted with what compression made of it, and both are the mean squared difference of a
 layer: the paper writes a norm, which differs by the size of the tensor alone, and a mean keeps layers and
-window lengths comparable. Lanes where a new document started, and slots that may not be seen, do not count.
+window lengths comparable. Rows where a new document started, and slots that may not be seen, do not count.
 """
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
-from compressive.model.attention import heads_of, precise
+from compressive.kernels.dispatch import operation
+from compressive.model.attention import heads_of, upcast
 from compressive.model.memory import Evicted
 
 
-def attention_reconstruction(
+def attention_loss(
     query: Tensor, old: Tensor, new: Tensor, old_valid: Tensor, new_valid: Tensor, counts: Tensor
 ) -> Tensor:
-    """Algorithm 2, lines 6 and 8, for one layer: attention over the old memories against that over the new.
+    """Algorithm 2 for one layer: the mean of `attention_reconstruction` over the rows that count, ().
 
-    query (B, H, T, K); keys and values of the old and of the new slots, (B, n, 2, H, K) each; counts (B,), bool: the
-    lanes whose memory this window could see. Only the new slots carry a gradient (lines 3-5): the caller
-    hands over the rest detached. `fused_reconstruction` is the same on a GPU.
+    counts (B,), bool: the rows whose memory this window could see. Rows without a new slot to see do not count either.
+    """
+    per_row = attention_reconstruction(query, old, new, old_valid, new_valid)
+    return _mean_over(per_row, counts & new_valid.any(dim=1))
+
+
+@operation("attention_reconstruction")
+def attention_reconstruction(query: Tensor, old: Tensor, new: Tensor, old_valid: Tensor, new_valid: Tensor) -> Tensor:
+    """Algorithm 2, lines 6 and 8: attention over the old memories against that over the new, per row (B,).
+
+    query (B, H, T, K); keys and values of the old and of the new slots, (B, n, 2, H, K) each; valid (B, n). Only the
+    new slots carry a gradient (lines 3-5): the caller hands over the rest detached.
     """
     target = _content_attention(query, old, old_valid)
     difference = _content_attention(query, new, new_valid) - target
-    return mean_over_lanes(precise(difference).square().mean(dim=(1, 2, 3)), new_valid, counts)
-
-
-def mean_over_lanes(per_lane: Tensor, new_valid: Tensor, counts: Tensor) -> Tensor:
-    """The mean of what lanes have lost, (B,), over those that count and have something new to see."""
-    return _mean_over(per_lane, counts & new_valid.any(dim=1))
+    return upcast(difference).square().mean(dim=(1, 2, 3))
 
 
 class Decoder(nn.Module):
@@ -44,13 +49,13 @@ class Decoder(nn.Module):
         """Return || old - g(new) ||² per element, over the old memories that compression took in."""
         restored = self.expand(new).unflatten(-1, (self.rate, -1)).flatten(1, 2)
         difference = restored - old.slots[:, : restored.shape[1]]
-        per_slot = precise(difference).square().mean(dim=-1)
+        per_slot = upcast(difference).square().mean(dim=-1)
         return _mean_over(per_slot, (new_valid & counts[:, None]).repeat_interleave(self.rate, dim=1))
 
 
 def _content_attention(query: Tensor, key_value: Tensor, valid: Tensor) -> Tensor:
     """Line 6: softmax of the scaled products, no u, v or position; heads as in the layer."""
-    seen = valid | ~valid.any(dim=1, keepdim=True)  # a lane with nothing to see does not count, but must stay finite
+    seen = valid | ~valid.any(dim=1, keepdim=True)  # a row with nothing to see does not count, but must stay finite
     return F.scaled_dot_product_attention(query, *heads_of(key_value), attn_mask=seen[:, None, None])
 
 

@@ -21,7 +21,7 @@ def saved_as(name: str) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class TensorRecord:
-    """Base of frozen dataclasses that hold tensors, batch lanes first.
+    """Base of frozen dataclasses that hold tensors, batch rows first.
 
     A field is a tensor, None, a number, another record, or a tuple of tensors or records.
     """
@@ -50,17 +50,17 @@ class TensorRecord:
         """Take over another one's contents, in place, if the condition, a 0-d tensor, holds; decided on the device."""
         return self._combine([other], lambda x, y: x.copy_(torch.where(condition, y, x)), shared=True)
 
-    def select(self, lanes: Tensor) -> Self:
-        """Pick batch lanes by number; a lane named more than once is forked."""
-        return self._combine([], lambda x: x.index_select(0, lanes))
+    def select(self, rows: Tensor) -> Self:
+        """Pick batch rows by number; a row named more than once is forked."""
+        return self._combine([], lambda x: x.index_select(0, rows))
 
-    def put(self, lanes: Tensor, other: Self) -> Self:
-        """Return the record with these lanes, by number, replaced by those of another record."""
-        return self._combine([other], lambda x, y: x.index_copy(0, lanes, y))
+    def put(self, rows: Tensor, other: Self) -> Self:
+        """Return the record with these rows, by number, replaced by those of another record."""
+        return self._combine([other], lambda x, y: x.index_copy(0, rows, y))
 
     @classmethod
     def join(cls, records: Sequence[Self]) -> Self:
-        """Lay the lanes of several records side by side in one batch."""
+        """Lay the rows of several records side by side in one batch."""
         return records[0]._combine(records[1:], lambda *tensors: torch.cat(tensors))
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -6,26 +6,25 @@ the same trainer, and every window gives what one pass over the whole sound woul
 carries no gradient: in training it stops where a window of 3,840 samples begins. Generation keeps the same samples in
 circular buffers (Paine et al. 2016).
 
-B lanes, T samples in a window, R residual, S skip channels, K taps of a kernel, d the dilation.
+B batch rows, T samples in a window, R residual, S skip channels, K taps of a kernel, d the dilation.
 """
 
 import dataclasses
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compressive.config import Attention, WaveNetConfig
+from compressive.config import WaveNetConfig
 from compressive.model.decoding import OwnedRecord
 from compressive.model.embedding import linear_nll
-from compressive.model.language_model import CompressiveLM
+from compressive.model.language_model import LanguageModel
 from compressive.model.mixture import LogisticMixture
-from compressive.model.records import TensorRecord
+from compressive.model.records import TensorRecord, saved_as
 from compressive.model.transformer import TrunkOutput
 
 
@@ -38,18 +37,18 @@ class WaveNetMemory(TensorRecord):
 
     @property
     def batch_size(self) -> int:
-        """Number of lanes."""
+        """Number of batch rows."""
         return len(self.age)
 
 
 @dataclass(frozen=True)
 class WaveNetState(OwnedRecord):
-    """The same as circular buffers, every lane at a position of its own."""
+    """The same as circular buffers, batch rows may be at different positions."""
 
     inputs: tuple[Tensor, ...]  # per layer (B, (K - 1)·d, R); the slot that is written next holds the oldest
     age: Tensor  # (B,)
     position: Tensor  # (B,): samples read so far
-    room: int = sys.maxsize  # there are no windows to end
+    remaining: int = field(default=sys.maxsize, metadata=saved_as("room"))  # there are no windows to end
 
 
 class WaveNetLayer(nn.Module):
@@ -80,12 +79,12 @@ class WaveNetLayer(nn.Module):
         return h, skip, kept.detach().to(before.dtype).contiguous()  # a part, that does not keep the whole alive
 
     def step(self, h: Tensor, buffer: Tensor, age: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for one sample per lane, h (B, R), which takes the oldest one's place in the buffer."""
-        lanes, size = torch.arange(len(h), device=h.device), buffer.shape[1]
-        taps = [buffer[lanes, (position + k * self.dilation) % size] for k in range(self.kernel - 1)]
+        """The same for one sample per row, h (B, R), which takes the oldest one's place in the buffer."""
+        rows, size = torch.arange(len(h), device=h.device), buffer.shape[1]
+        taps = [buffer[rows, (position + k * self.dilation) % size] for k in range(self.kernel - 1)]
         output = self.mix(h, [*taps, h], age, self.dilation)
         if size:
-            buffer[lanes, position % size] = h.to(buffer.dtype)
+            buffer[rows, position % size] = h.to(buffer.dtype)
         return output
 
     def mix(self, h: Tensor, taps: Sequence[Tensor], age: Tensor, dilation: int) -> tuple[Tensor, Tensor]:
@@ -108,13 +107,6 @@ class WaveNet(nn.Module):
         )
         self.output = nn.Linear(config.skip, config.skip)
         _initialise(self.output)
-
-    def use_attention(self, backend: Attention) -> None:
-        """There is none."""
-
-    def attention_backend(self, device: torch.device, dtype: torch.dtype) -> str:
-        """There is none."""
-        return "no"
 
     def compressor_parameters(self) -> list[nn.Parameter]:
         """There are none."""
@@ -162,8 +154,8 @@ class WaveNet(nn.Module):
 
     @torch.no_grad()
     def step(self, x: Tensor, state: WaveNetState, starts: Tensor | None = None) -> tuple[Tensor, WaveNetState]:
-        """Read one sample per lane, x (B, R); `starts` (B,) marks new clips."""
-        state = state.take()
+        """Read one sample per row, x (B, R); `starts` (B,) marks new clips."""
+        state = state.claim()
         age = state.age if starts is None else state.age.masked_fill(starts, 0)
         h, total = x, None
         for layer, buffer in zip(self.layers, state.inputs, strict=True):
@@ -224,13 +216,15 @@ def _initialise(linear: nn.Linear) -> None:
     nn.init.zeros_(linear.bias)
 
 
-class WaveNetLM(CompressiveLM):
-    """WaveNet over samples, with the interface of a CompressiveLM: what trains, scores and draws cannot tell."""
+class WaveNetLM(LanguageModel):
+    """WaveNet over samples."""
+
+    config: WaveNetConfig
+    trunk: WaveNet
 
     def __init__(self, config: WaveNetConfig) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         widths = config.vocab_size, config.residual, config.skip
-        head: Any = LogisticMixture(*widths, config.mixtures) if config.head == "logistics" else Softmax(*widths)
-        self.config = config  # type: ignore[assignment]
-        self.embedding = head
-        self.trunk = WaveNet(config)  # type: ignore[assignment]
+        self.config = config
+        self.embedding = LogisticMixture(*widths, config.mixtures) if config.head == "logistics" else Softmax(*widths)
+        self.trunk = WaveNet(config)

@@ -1,6 +1,6 @@
 """How much arithmetic the model needs, to tell how well a machine is used."""
 
-from compressive.config import AnyModelConfig, WaveNetConfig
+from compressive.config import AnyModelConfig
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12, "4090": 165e12, "3090": 71e12}
 """Dense bf16 matrix rates by the makers' data sheets, by a part of the device's name."""
@@ -17,7 +17,7 @@ def training_flops_per_token(config: AnyModelConfig) -> float:
     Of the causal part only the half that is visible is counted, of a position code its content and position
     products; recomputation is not counted, as it is not the model's.
     """
-    if isinstance(config, WaveNetConfig):
+    if config.architecture == "wavenet":
         R, S = config.residual, config.skip
         layer = 2 * (config.kernel * R * 2 * R + R * R + R * S)
         return 3 * (config.n_layers * layer - 2 * R * R + 2 * S * S + 2 * S * config.vocab_size)

@@ -1,4 +1,4 @@
-"""Training: one straight loop, from the corpus to `loss.backward()` and on.
+"""Training: one straight loop. `step.py` has what happens in a step, `loss.backward()` and clipping among it.
 
 compressive train enwik8-base --train.steps 1000
 """
@@ -19,18 +19,18 @@ from compressive.data.corpus import Corpus, Streams
 from compressive.distributed import World
 from compressive.evaluation.score import score
 from compressive.inference.generate import generate
-from compressive.model.language_model import CompressiveLM
+from compressive.kernels.dispatch import describe, explain, using
+from compressive.model.language_model import LanguageModel
 from compressive.runs import checkpoint
 from compressive.runs.run import Run
 from compressive.runtime import Stopwatch, noted_signals, peak_gib, pick_device
 from compressive.training.flops import peak_flops, training_flops_per_token
 from compressive.training.recorder import Recorder, clock, warn
 from compressive.training.schedule import learning_rate
-from compressive.training.step import Step, Windows
+from compressive.training.step import Step, StepRecord, Windows
 
 FINISHED, INTERRUPTED = 0, 75
 """Exit codes: trained to the end; saved after a signal, to be resumed."""
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PATIENCE = 3
 """So many steps in a row may give no finite loss or gradient before training stops."""
 
@@ -42,7 +42,7 @@ class DivergedError(RuntimeError):
 def train(run: Run, world: World | None = None) -> int:
     """Train a run from its newest checkpoint, or from the beginning where it has none, to its last step.
 
-    All processes of a world call this together, and take every decision alike.
+    All processes of a world call this together, and decide everything alike. Returns an exit code.
     """
     config, options = run.config, run.config.train
     world = world or World(device=pick_device(options.device))
@@ -57,65 +57,67 @@ def train(run: Run, world: World | None = None) -> int:
             f"head='logistics' over {config.model.vocab_size} codes: the corpus {corpus.name} has {corpus.vocab_size}, "
             "which would stand for other amplitudes; prepare it with --tokenizer pcm16, or use head softmax"
         )
-    lanes = Streams(corpus.split("train"), options.batch, *world.lanes(options.batch), corpus.starts("train"))
+    streams = Streams(corpus.split("train"), options.batch, *world.streams(options.batch), corpus.starts("train"))
     stride = config.model.window * options.unroll
-    if lanes.length < stride:
+    if streams.length < stride:
         raise ValueError(
-            f"batch={options.batch}: a lane of {corpus.name} has {lanes.length} tokens, a step needs {stride}; "
-            "take fewer lanes or a smaller window"
+            f"batch={options.batch}: a stream of {corpus.name} has {streams.length} tokens, a step needs {stride}; "
+            "give a smaller batch or window"
         )
 
     torch.manual_seed(options.seed)
     model = build_model(config.model).to(device).train()
-    model.trunk.use_attention(options.attention)
-    take = Step(model, options, world, lanes.count)
-    torch.manual_seed(options.seed + world.rank)  # from here on it is dropout that draws
+    step_fn = Step(model, options, world, streams.count)
+    torch.manual_seed(options.seed + world.rank)  # from here on random numbers are dropout's
     step, position, tokens_read, best, seconds = 0, 0, 0, math.inf, 0.0
     if (saved := world.first(lambda: checkpoint.latest(run.checkpoints))) is not None:
         step, position, tokens_read, best, seconds = (
             saved.state[name] for name in ("step", "position", "tokens", "best", "seconds")
         )
-        take.accumulating = saved.state["accumulating"]
-        take.totals = [torch.zeros_like(parameter) for parameter in take.named.values()] * take.accumulating
+        step_fn.accumulating = saved.state["accumulating"]
+        step_fn.totals = [torch.zeros_like(parameter) for parameter in step_fn.named.values()] * step_fn.accumulating
         same = (saved.state["processes"], saved.state["device"]) == (world.size, device.type)
-        parts = take.state() | {"rng": _rng_state(world) if same else {}}
+        parts = step_fn.state() | {"rng": _rng_state(world) if same else {}}
         saved.fill(parts, world)
         _set_rng_state(parts["rng"]) if same else torch.manual_seed(hash((options.seed, step, world.rank)))
 
-    late, tally = Late(device), Tally(config, world, step)
+    readback, stats = AsyncReadback(device), StepStats(config, world, step)
     unit, stopping = {"bytes": "bpc", "mulaw": "bits", "pcm16": "bits"}.get(corpus.tokenizer.kind, "ppl"), False
 
     def save(best_value: float | None = None) -> None:
         state: dict[str, Any] = {"step": step, "position": position, "tokens": tokens_read, "best": best}
-        state |= {"seconds": recorder.seconds, "accumulating": take.accumulating}
+        state |= {"seconds": recorder.seconds, "accumulating": step_fn.accumulating}
         state |= {"processes": world.size, "device": device.type}
-        saver.save(step, take.state() | {"rng": _rng_state(world)}, state, best_value)
+        saver.save(step, step_fn.state() | {"rng": _rng_state(world)}, state, best_value)
 
     with (
+        using(options.attention),
         Recorder(run.folder, config, step, seconds, unit, world.is_first) as recorder,
         checkpoint.Saver(run.checkpoints, world) as saver,
         noted_signals() as signals,
     ):
         where = f"from step {step}" if step else f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
         together = f" × {world.size} ({options.parallel})" if world.size > 1 else ""
-        backend = model.trunk.attention_backend(device, PRECISIONS[options.precision])
-        how = f"{device}{together}, {options.precision}, {backend} attention"
-        how += ", compiled" * options.compile + ", captured" * take.captures
+        how = f"{device}{together}, {options.precision}"
+        how += ", compiled" * options.compile + ", captured" * step_fn.captures
         recorder.say(f"training {run.folder} on {corpus.name}, {how}, {where}")
+        forms = explain(config.model, device=device.type, precision=options.precision, parallel=options.parallel)
+        for line in describe(forms):
+            recorder.say(line)
         while step < options.steps and not stopping:
-            windows = _read(lanes, position, config.model.window, options.unroll, device)
-            row = take(windows, step, bool(signals))
+            windows = _read(streams, position, config.model.window, options.unroll, device)
+            record = step_fn(windows, step, bool(signals))
             step += 1
             tokens_read += options.batch * stride
-            position = position + stride if position + 2 * stride <= lanes.length else 0
-            stopping = tally.add(step, late.exchange(row))
+            position = position + stride if position + 2 * stride <= streams.length else 0
+            stopping = stats.add(step, readback.exchange(torch.stack(record)))
 
             if step % options.log_every == 0 or step == options.steps:
-                stopping |= tally.add(step, late.flush())
-                recorder.train(step, tally.take(step, learning_rate(step - 1, options), tokens_read))
+                stopping |= stats.add(step, readback.flush())
+                recorder.train(step, stats.summary(step, learning_rate(step - 1, options), tokens_read))
             improved = False
             if options.eval_every and (step % options.eval_every == 0 or step == options.steps):
-                with tally.paused():
+                with stats.paused():
                     loss = _evaluate(model, corpus, "valid", config, world)
                     test = _evaluate(model, corpus, "test", config, world) if options.eval_test else None
                 improved, best = loss < best, min(loss, best)
@@ -123,12 +125,12 @@ def train(run: Run, world: World | None = None) -> int:
                 if test is not None:
                     recorder.evaluation(step, "test", figures(test))
             if options.sample_every and (step % options.sample_every == 0 or step == options.steps):
-                with tally.paused():
+                with stats.paused():
                     _sample(model, corpus, run.folder, step, options, world)
             if improved or step % options.checkpoint_every == 0 or step == options.steps or stopping:
-                stopping |= tally.add(step, late.flush())
-                with tally.paused():
-                    with shrug_off(recorder):
+                stopping |= stats.add(step, readback.flush())
+                with stats.paused():
+                    with tolerate_failed_checkpoint(recorder):
                         saver.wait()
                     save(best if improved else None)
         saver.wait()  # the last one is the one that must not fail
@@ -142,8 +144,8 @@ def train(run: Run, world: World | None = None) -> int:
     return FINISHED
 
 
-class Late:
-    """Hands numbers from the device to the host one step late, so that no step waits for its own."""
+class AsyncReadback:
+    """Copies numbers from the device to the host one step late, so that no step waits for its own."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -151,7 +153,7 @@ class Late:
         self.event = torch.cuda.Event() if self.cuda else None
 
     def exchange(self, values: Tensor) -> list[float] | None:
-        """Take this step's numbers, give the last one's."""
+        """Start to copy this step's numbers, return the last one's."""
         before = self.flush()
         if self.event is not None:
             self.pending = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -162,7 +164,7 @@ class Late:
         return before
 
     def flush(self) -> list[float] | None:
-        """Give what is still pending."""
+        """Return what is still pending."""
         values, self.pending = self.pending, None
         if values is None:
             return None
@@ -172,7 +174,7 @@ class Late:
         return numbers
 
 
-class Tally(Stopwatch):
+class StepStats(Stopwatch):
     """Averages what steps report, watches for divergence, measures speed."""
 
     def __init__(self, config: RunConfig, world: World, step: int) -> None:
@@ -182,42 +184,45 @@ class Tally(Stopwatch):
         self.flops = training_flops_per_token(config.model)
         peak = peak_flops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
         self.peak = None if peak is None else peak * world.size
-        self.rows: list[list[float]] = []
+        self.records: list[StepRecord] = []
         self.in_a_row = 0
         self.steps = step
 
-    def add(self, step: int, row: list[float] | None) -> bool:
-        """Take the numbers of one step, if there are any; say whether a process was asked to stop."""
-        if row is None:
+    def add(self, step: int, numbers: list[float] | None) -> bool:
+        """Add the numbers of a `StepRecord`, if there are any; return whether a process was asked to stop."""
+        if numbers is None:
             return False
-        *numbers, finite, asked = row
-        if finite:
-            self.rows.append(numbers)
+        record = StepRecord(*numbers)
+        if record.finite:
+            self.records.append(record)
             self.in_a_row = 0
-            return bool(asked)
+            return bool(record.stop)
         self.in_a_row += 1
         if self.speaks:
-            warn(f"loss {row[0]:.3g}, gradient norm {row[2]:.3g} about step {step - 1}: update and memory skipped")
+            warn(
+                f"loss {record.loss:.3g}, gradient norm {record.gradient_norm:.3g} about step {step - 1}: "
+                "update and memory skipped"
+            )
         if self.in_a_row >= PATIENCE:
             raise DivergedError(
                 f"no finite loss or gradient for {PATIENCE} steps in a row, about step {step - 1}; the last checkpoint "
                 "is good: lower train.learning-rate, lengthen train.warmup-steps, or try train.precision fp32"
             )
-        return bool(asked)
+        return bool(record.stop)
 
-    def take(self, step: int, rate: float, tokens: int) -> dict[str, float | None]:
-        """Give the averages since the last time."""
-        rows, self.rows = np.array(self.rows or [[math.nan] * 4]), []
+    def summary(self, step: int, rate: float, tokens: int) -> dict[str, float | None]:
+        """Return the averages since the last time."""
+        records, self.records = self.records or [StepRecord(*[math.nan] * len(StepRecord._fields))], []
+        mean = StepRecord(*np.array(records).mean(axis=0).tolist())
         steps, self.steps = step - self.steps, step
         speed = steps * self.tokens_per_step / self.lap()
-        loss, compression, norm, compressor_norm = (float(x) for x in rows.mean(axis=0))
         return {
             "tokens": tokens,
-            **figures(loss),
-            "compression_loss": _number(compression),
+            **figures(mean.loss),
+            "compression_loss": _number(mean.compression_loss),
             "learning_rate": rate,
-            "gradient_norm": _number(norm),
-            "compressor_gradient_norm": _number(compressor_norm),
+            "gradient_norm": _number(mean.gradient_norm),
+            "compressor_gradient_norm": _number(mean.compressor_gradient_norm),
             "tokens_per_second": speed,
             "utilisation": None if self.peak is None else speed * self.flops / self.peak,
             "peak_gib": peak_gib(self.device),
@@ -237,8 +242,8 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _read(lanes: Streams, position: int, window: int, count: int, device: torch.device) -> Windows:
-    """Copy some windows of every lane to the device, without waiting for it; and where clips begin, if it has any."""
+def _read(streams: Streams, position: int, window: int, count: int, device: torch.device) -> Windows:
+    """Copy some windows of every stream, and where clips begin if there are any, to the device, asynchronously."""
 
     def move(views: Iterable[np.ndarray[Any, Any]]) -> Tensor:
         view = np.stack(list(views))
@@ -248,8 +253,8 @@ def _read(lanes: Streams, position: int, window: int, count: int, device: torch.
         return tokens.to(device, non_blocking=True)
 
     places = [position + i * window for i in range(count)]
-    x, y = zip(*(lanes.window(place, window) for place in places), strict=True)
-    starts = [lanes.starts(place, window) for place in places]
+    x, y = zip(*(streams.window(place, window) for place in places), strict=True)
+    starts = [streams.starts(place, window) for place in places]
     clips = None if starts[0] is None else move(view for view in starts if view is not None)
     return Windows(move(x).long(), move(y).long(), clips)
 
@@ -267,22 +272,22 @@ def _set_rng_state(state: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(tensor) if name.startswith("cuda") else torch.set_rng_state(tensor)
 
 
-def _evaluate(model: CompressiveLM, corpus: Corpus, split: str, config: RunConfig, world: World) -> float:
+def _evaluate(model: LanguageModel, corpus: Corpus, split: str, config: RunConfig, world: World) -> float:
     """Mean loss on the beginning of a split."""
     options = config.train
     tokens = corpus.split(split)[: options.eval_tokens]
-    lanes = max(1, min(options.batch, len(tokens) // config.model.window))
-    nats = score(model, tokens, streams=lanes, precision=options.precision, world=world, clips=corpus.starts(split))
+    streams = max(1, min(options.batch, len(tokens) // config.model.window))
+    nats = score(model, tokens, streams=streams, precision=options.precision, world=world, clips=corpus.starts(split))
     return float(nats.mean())
 
 
-def _sample(model: CompressiveLM, corpus: Corpus, folder: Path, step: int, options: TrainConfig, world: World) -> None:
+def _sample(model: LanguageModel, corpus: Corpus, folder: Path, step: int, options: TrainConfig, world: World) -> None:
     """Continue the beginning of the validation split, and keep what comes out."""
     if not world.is_first and options.parallel != "fsdp":  # of a model in shards every process is needed
         return
     prompt = np.array(corpus.split("valid")[:256], dtype=np.int64)
-    drawn = generate(model, torch.from_numpy(prompt).to(world.device), options.sample_tokens, seed=step)
-    tokens = [int(token) for token in drawn]
+    sampled = generate(model, torch.from_numpy(prompt).to(world.device), options.sample_tokens, seed=step)
+    tokens = [int(token) for token in sampled]
     if not world.is_first:
         return
     folder = folder / "samples"
@@ -297,7 +302,7 @@ def _sample(model: CompressiveLM, corpus: Corpus, folder: Path, step: int, optio
 
 
 @contextlib.contextmanager
-def shrug_off(recorder: Recorder) -> Iterator[None]:
+def tolerate_failed_checkpoint(recorder: Recorder) -> Iterator[None]:
     """A checkpoint that cannot be written is no reason to lose the run: say so and go on."""
     try:
         yield

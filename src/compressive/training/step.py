@@ -1,11 +1,11 @@
-"""One step of training: some windows of every lane, forward and back, memory carried, and an update if it is time.
+"""One step of training: some windows of every stream, forward and back, memory carried, and an update if it is time.
 
-Nothing here waits for the device: whether a step was any good is decided there. So on a GPU that trains alone a whole
+Nothing here waits for the device: whether a step was finite is decided there. So on a GPU that trains alone a whole
 step is captured as a CUDA graph, and costs the host one launch.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +13,17 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from compressive.config import TrainConfig
 from compressive.distributed import World, local, whole
-from compressive.model.attention import HAS_TRITON
+from compressive.kernels.dispatch import choose
 from compressive.model.embedding import AdaptiveEmbedding
-from compressive.model.language_model import CompressiveLM
-from compressive.model.memory import Memory
+from compressive.model.language_model import LanguageModel
 from compressive.training.schedule import is_update, learning_rate, steps_per_update
 
 WARM_UP = 3
-"""So many steps of a kind are taken before one is captured: compilation, and buffers that libraries keep."""
+"""Steps of a kind that are called before one is captured: compilation, and buffers that libraries keep."""
 
 
 class Windows(NamedTuple):
-    """What one step reads, on the device: (unroll, lanes, window) each."""
+    """What one step reads, on the device: (unroll, streams, window) each."""
 
     tokens: Tensor
     targets: Tensor
@@ -41,19 +40,30 @@ class Windows(NamedTuple):
                 mine.copy_(its)
 
 
+class StepRecord(NamedTuple):
+    """What one step reports: 0-d tensors on the device, or, once read back, numbers."""
+
+    loss: Any  # the task loss, in nats per token
+    compression_loss: Any
+    gradient_norm: Any  # of the task's parameters, before clipping
+    compressor_gradient_norm: Any
+    finite: Any  # 1 if losses and gradients were, else the step changed nothing
+    stop: Any  # above 0 if any process was asked to stop
+
+
 class Step:
     """All that steps change, and how: parameters, their optimiser, memory, gradients summed since the last update."""
 
-    def __init__(self, model: CompressiveLM, options: TrainConfig, world: World, lanes: int) -> None:
+    def __init__(self, model: LanguageModel, options: TrainConfig, world: World, streams: int) -> None:
         self.options, self.world, self.device = options, world, world.device
         self.forward = world.wrap(model, options)
         self.named: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         self.groups = model.task_parameters(), model.compressor_parameters()  # they are clipped apart
-        # Bands of a vocabulary ask the device which tokens are theirs; gradients of many processes meet elsewhere.
+        # No capture: adaptive softmax has data-dependent shapes; DDP and FSDP exchange gradients outside the graph.
         self.captures = self.device.type == "cuda" and options.cuda_graph and world.size == 1
         self.captures &= options.parallel != "fsdp" and not isinstance(model.embedding, AdaptiveEmbedding)
-        fused = self.device.type == "cuda" and options.parallel != "fsdp" and HAS_TRITON
-        # A captured update reads its rate from the device; so does our own, to be the same captured or not.
+        fused = choose("adam", device=self.device.type, sharded=options.parallel == "fsdp").form == "kernel"
+        # A captured update reads its rate from the device; so does the kernel, to be the same captured or not.
         on_device = self.captures or fused
         rate = torch.tensor(options.learning_rate, device=self.device) if on_device else options.learning_rate
         self.optimiser = _optimiser(list(self.named.values()), rate, on_device)
@@ -62,7 +72,7 @@ class Step:
             from compressive.kernels.adam import ClippedAdam
 
             self.clipped_adam = ClippedAdam(self.optimiser, self.groups, options.clip)
-        self.memory = model.initial_memory(lanes)
+        self.memory = model.initial_memory(streams)
         if options.precision == "bf16":  # as all products with it are; usage and flags stay
             self.memory = self.memory.map(lambda x: x.bfloat16() if x.ndim == 3 else x)
         self.totals: list[Tensor] = []  # gradients since the last update, where updates are rarer than steps
@@ -71,15 +81,11 @@ class Step:
         self.asked = torch.zeros((), device=self.device)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=options.precision == "bf16")
         self.keep = _keeper(options, self.device)
-        self.graphs: dict[tuple[bool, bool], tuple[torch.cuda.CUDAGraph, Windows, Tensor]] = {}
+        self.graphs: dict[tuple[bool, bool], tuple[torch.cuda.CUDAGraph, Windows, StepRecord]] = {}
         self.taken: dict[tuple[bool, bool], int] = {}
 
-    def __call__(self, windows: Windows, step: int, asked: bool = False) -> Tensor:
-        """Take step number `step`.
-
-        Returns, on the device, the task loss, the compression loss, the gradient norms of both groups of parameters,
-        whether all was finite, and whether any process was asked to stop; a captured step overwrites its last ones.
-        """
+    def __call__(self, windows: Windows, step: int, asked: bool = False) -> StepRecord:
+        """Take step number `step`, and report it, on the device; a captured step overwrites its last report."""
         kind = accumulates, updates = steps_per_update(step, self.options) > 1, is_update(step, self.options)
         self.accumulating = accumulates and not updates
         if accumulates and not self.totals:
@@ -97,15 +103,15 @@ class Step:
             held = windows.clone()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                row = self.advance(held, *kind)
-            self.graphs[kind] = graph, held, row
-        graph, held, row = self.graphs[kind]
+                record = self.advance(held, *kind)
+            self.graphs[kind] = graph, held, record
+        graph, held, record = self.graphs[kind]
         held.copy_(windows)
         graph.replay()
-        return row
+        return record
 
-    def advance(self, windows: Windows, accumulates: bool, updates: bool) -> Tensor:
-        """Take a step, of one of the kinds that there are."""
+    def advance(self, windows: Windows, accumulates: bool, updates: bool) -> StepRecord:
+        """Take a step: forward over the BPTT windows, backward, and an update if this kind of step has one."""
         options, memory = self.options, self.memory
         task, compression = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         with self.autocast:
@@ -117,7 +123,7 @@ class Step:
                 compression = compression + out.compression_loss / options.unroll
         (task + compression).backward()  # they share no parameter, so no constant weighs them
 
-        # Whether the step is any good is decided on the device, for all processes.
+        # Whether the step is finite is decided on the device, for all processes.
         losses = torch.stack([task.detach(), compression.detach(), self.asked])
         task, compression, asked = self.world.mean(losses).unbind()
         norms = self.norms()
@@ -136,7 +142,8 @@ class Step:
                 torch._foreach_zero_([local(total) for total in self.totals])
                 self.counted.zero_()
         self.optimiser.zero_grad(set_to_none=True)
-        return torch.stack([task, compression, *map(whole, norms), finite.float(), asked])
+        norm, compressor_norm = map(whole, norms)
+        return StepRecord(task, compression, norm, compressor_norm, finite.float(), asked)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """All that a run needs to go on as if it had never stopped; to be saved, or to be read into.
@@ -149,17 +156,17 @@ class Step:
             "optimiser": optimiser,
             "gradient": dict(zip(self.named, self.totals, strict=True)) if self.accumulating else {},
             "counted": {"steps": self.counted},
-            "memory": {name: self.world.by_lane(tensor) for name, tensor in self.memory.state_dict().items()},
+            "memory": {name: self.world.by_stream(tensor) for name, tensor in self.memory.state_dict().items()},
         }
 
     def update(self, norms: list[Tensor], good: Tensor) -> None:
-        """Clip and take Adam's step, if all was good."""
+        """Clip each group of gradients by its norm and take Adam's step, or do nothing unless `good`."""
         if self.clipped_adam is not None:
             self.clipped_adam(norms, good)
             return
         for group, norm in zip(self.groups, norms, strict=True):
             clip_grads_with_norm_(group, self.options.clip, norm)
-        self.optimiser.found_inf = (~good).float()  # type: ignore[attr-defined]  # the fused kernel then does nothing
+        self.optimiser.found_inf = (~good).float()  # type: ignore[attr-defined]  # torch's fused Adam then does nothing
         self.optimiser.step()
 
     def norms(self) -> list[Tensor]:
@@ -168,7 +175,7 @@ class Step:
         return [get_total_norm(group) if group else torch.zeros((), device=self.device) for group in gradients]
 
     def _accumulate(self, finite: Tensor) -> None:
-        """Add this step's gradients to the sum, unless they are no good."""
+        """Add this step's gradients to the sum, unless they are not finite."""
         for total, parameter in zip(self.totals, self.named.values(), strict=True):
             if parameter.grad is not None:
                 local(total).add_(torch.where(finite, local(parameter.grad), 0))
@@ -187,16 +194,16 @@ def _optimiser(parameters: list[nn.Parameter], rate: float | Tensor, capturable:
     return optimiser
 
 
-def _keeper(options: TrainConfig, device: torch.device) -> Callable[[Memory, Tensor, Memory], Memory]:
-    """Give what keeps a step's memory if the step was finite, and else the one before it.
+def _keeper(options: TrainConfig, device: torch.device) -> Callable[[Any, Tensor, Any], Any]:
+    """Return what keeps a step's memory if the step was finite, and else the one before it.
 
-    A CPU can be asked at once. A GPU decides for itself, and in place, as a captured step must find it where it was:
+    On a CPU Python can decide. On a GPU the device decides, in place, as a captured step must find memory where it was:
     dozens of tensors, so best compiled.
     """
     if device.type == "cpu":
         return lambda memory, finite, before: memory if finite else before
 
-    def keep(memory: Memory, finite: Tensor, before: Memory) -> Memory:
+    def keep(memory: Any, finite: Tensor, before: Any) -> Any:
         return before.replace_(finite, memory)
 
     return torch.compile(keep) if options.compile else keep

@@ -1,0 +1,183 @@
+"""The dispatcher: which form of an operation runs, and why."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import ROOT, build, random_tokens, tiny_config
+from training_helpers import command
+
+from compressive import ModelConfig
+from compressive.config import AgentRun, RunConfig, preset_names
+from compressive.kernels import dispatch
+from compressive.kernels.dispatch import Choice, choose, describe, explain
+
+HEADS = {"device": "cuda", "dtype": torch.bfloat16, "head_width": 64, "dropout": 0.0}
+STEP = {"device": "cuda", "head_width": 64, "needs_weights": False, "sharded": False}
+NORM = {"device": "cuda", "dtype": torch.bfloat16, "weight_dtype": torch.float32, "width": 512}
+LINEAR = {"device": "cuda", "autocast": True, "grad": True, "relu": False, "n_frozen": 0}
+SAMPLING = {"device": "cuda", "dtype": torch.bfloat16, "vocab_size": 256}
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("relative_attention", HEADS),
+        ("attention_reconstruction", HEADS),
+        ("add_norm", NORM),
+        ("linear", LINEAR),
+        ("linear", LINEAR | {"device": "cpu", "n_frozen": 3}),  # saves work on every device
+        ("linear", LINEAR | {"autocast": False, "relu": True}),
+        ("linear_nll", {"device": "cpu"}),
+        ("adam", {"device": "cuda", "sharded": False}),
+        ("relative_attention_step", STEP),
+        ("linear_step", {"device": "cuda", "width": 1024, "sharded": False}),
+        ("sampling", SAMPLING),
+    ],
+)
+def test_a_kernel_runs_where_it_can(name, case):
+    choice = choose(name, triton=True, **case)
+    assert choice.form == "kernel"
+    assert (ROOT / "src" / "compressive" / choice.why).is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "why"),
+    [
+        ("relative_attention", HEADS | {"device": "cpu"}, "the device is cpu, the kernel needs a GPU"),
+        ("relative_attention", HEADS | {"dtype": torch.float32}, "the type is float32, the kernel runs in bfloat16 or"),
+        ("relative_attention", HEADS | {"head_width": 48}, "heads are 48 wide, the kernel takes 16, 32, 64, 128"),
+        ("relative_attention", HEADS | {"dropout": 0.2}, "attention_dropout is 0.2, the kernel has no dropout"),
+        ("attention_reconstruction", HEADS | {"head_width": 8}, "heads are 8 wide"),
+        ("add_norm", NORM | {"width": 5000}, "rows are 5000 wide, the kernel takes up to 4096"),
+        ("add_norm", NORM | {"weight_dtype": torch.bfloat16}, "the weight is bfloat16, the kernel takes float32"),
+        ("linear", LINEAR | {"device": "cpu"}, "the device is cpu"),
+        ("linear", LINEAR | {"autocast": False}, "products are in float32"),
+        ("linear", LINEAR | {"grad": False}, "no gradient is wanted"),
+        ("linear", LINEAR | {"device": "cpu", "grad": False, "n_frozen": 3}, "the device is cpu"),
+        ("adam", {"device": "cuda", "sharded": True}, r"weights are sharded \(FSDP\)"),
+        (
+            "relative_attention_step",
+            STEP | {"needs_weights": True},
+            "most-used compression needs the attention weights",
+        ),
+        ("relative_attention_step", STEP | {"sharded": True}, "weights are sharded"),
+        ("linear_step", {"device": "cuda", "width": 2048, "sharded": False}, "rows are 2048 wide"),
+        ("sampling", SAMPLING | {"vocab_size": 32_000}, "of 32,000 tokens, more than 1,024: sorting is faster"),
+        ("sampling", SAMPLING | {"dtype": torch.float64}, "logits are float64"),
+    ],
+)
+def test_a_refused_kernel_says_why(name, case, why):
+    choice = choose(name, triton=True, **case)
+    assert choice.form == "reference"
+    assert re.match(why, choice.why)
+
+
+@pytest.mark.parametrize("name", ["relative_attention", "add_norm", "adam", "relative_attention_step", "sampling"])
+def test_without_triton_nothing_but_torch_runs(name):
+    cases = {"relative_attention": HEADS, "add_norm": NORM, "adam": {"device": "cuda", "sharded": False}}
+    cases |= {"relative_attention_step": STEP, "sampling": SAMPLING}
+    assert choose(name, triton=False, **cases[name]) == Choice("reference", "triton is not installed")
+
+
+def test_attention_can_be_forced_either_way_for_a_while():
+    assert choose("relative_attention", triton=True, **HEADS).form == "kernel"
+    with dispatch.using("reference"):
+        assert choose("relative_attention", triton=True, **HEADS).why == "attention='reference' was asked for"
+        assert choose("add_norm", triton=True, **NORM).form == "kernel"  # attention alone is meant
+    with dispatch.using("fused"):
+        assert choose("relative_attention", triton=True, **HEADS | {"dtype": torch.float32}).form == "kernel"
+        with pytest.raises(ValueError, match=r"attention='fused': triton is not installed; use auto, or reference"):
+            choose("relative_attention", triton=False, **HEADS)
+    with pytest.raises(RuntimeError, match="on the way"), dispatch.using("reference"):
+        raise RuntimeError("on the way")
+    assert choose("relative_attention", triton=True, **HEADS).form == "kernel"
+
+
+def test_a_kernel_is_refused_on_a_cpu_even_if_forced(monkeypatch):
+    monkeypatch.setattr(dispatch, "INTERPRETED", False)
+    with (
+        dispatch.using("fused"),
+        pytest.raises(ValueError, match="the device is cpu, the kernel needs a GPU; use auto"),
+    ):
+        choose("relative_attention", triton=True, **HEADS | {"device": "cpu"})
+
+
+def test_what_rules_repeat_of_kernel_modules_is_the_same():
+    pytest.importorskip("triton", reason="triton is not installed")
+    from compressive.kernels import add_norm, relative_attention, relative_attention_step, sampling
+
+    assert relative_attention.HEAD_WIDTHS == dispatch.HEAD_WIDTHS
+    assert add_norm.MAX_WIDTH == dispatch.MAX_NORM_WIDTH
+    assert relative_attention_step.MAX_WIDTH == dispatch.MAX_STEP_WIDTH
+    assert sampling.MAX_VOCAB == dispatch.MAX_SAMPLING_VOCAB
+
+
+def test_layers_compile_whole_through_the_dispatcher():
+    config = tiny_config()
+    model = build(config)
+    tokens, memory = random_tokens(config, 2, 4), model.initial_memory(2)
+    want = model(tokens, memory).logits
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(tokens, memory).logits, want)
+
+
+def test_explanations_hold_only_what_a_model_has():
+    sizes = {"n_layers": 2, "d_model": 64, "n_heads": 2}
+    assert "attention_reconstruction" not in explain(ModelConfig(compressed_size=0, **sizes))
+    assert "attention_reconstruction" not in explain(ModelConfig(compression_loss="autoencoding", **sizes))
+    assert "add_norm" not in explain(ModelConfig(norm="pre", **sizes))
+    assert "linear_nll" not in explain(ModelConfig(head="logistics", **sizes))
+    assert list(explain(RunConfig.from_preset("speech-wavenet").model)) == ["linear_nll", "adam", "sampling"]
+    agent = explain(AgentRun.from_preset("rooms").memory, agent=True, triton=True)
+    assert agent["relative_attention"].form == "kernel"
+    assert agent["relative_attention_step"].form == "reference"
+    assert "adam" not in agent
+
+
+def test_lines_name_every_operation_once():
+    choices = explain(RunConfig.from_preset("enwik8").model, triton=True)
+    lines = describe(choices)
+    assert lines[0].startswith("kernels: attention_reconstruction, ")
+    assert lines[1:] == ["reference: relative_attention (attention_dropout is 0.15, the kernel has no dropout)"]
+    assert describe({"a": Choice("reference", "x"), "b": Choice("reference", "x")}) == [
+        "kernels: none",
+        "reference: a, b (x)",
+    ]
+    names = [name for line in lines for name in re.findall(r"\w+", line.split(": ")[1].split(" (")[0])]
+    assert sorted(names) == sorted(choices)
+
+
+@pytest.mark.parametrize("preset", ["enwik8-base", "rooms"])
+def test_the_command_explains_a_preset(preset):
+    done = command("bench", "--explain", preset, "--json")
+    assert done.returncode == 0, done.stderr
+    operations = json.loads(done.stdout)["operations"]
+    assert operations["relative_attention"] == {"form": "kernel", "why": "kernels/relative_attention.py"}
+    assert {form for operation in operations.values() for form in [operation["form"]]} <= {"kernel", "reference"}
+    plain = command("bench", "--explain", preset)
+    assert all(name in plain.stdout for name in operations)
+
+
+def test_every_preset_can_be_explained():
+    for name in preset_names("data"):
+        assert explain(RunConfig.from_preset(name).model, triton=True)
+    for name in preset_names("task"):
+        assert explain(AgentRun.from_preset(name).memory, agent=True, triton=True)
+
+
+def test_an_unknown_preset_is_refused():
+    done = command("bench", "--explain", "nothing")
+    assert done.returncode == 2
+    assert "preset='nothing' does not exist" in done.stderr
+
+
+def test_asking_imports_no_kernel():
+    script = (
+        "import sys; from compressive.config import RunConfig; from compressive.kernels.dispatch import explain; "
+        "explain(RunConfig.from_preset('pg19').model); print('triton' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
