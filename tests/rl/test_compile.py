@@ -1,4 +1,4 @@
-"""What is compiled on a GPU is one graph each; here traced only, which takes no compiler."""
+"""The functions compiled on a GPU trace to one graph each. Traced only, so no compiler is needed."""
 
 import dataclasses
 

@@ -125,10 +125,10 @@ def test_the_commands_train_resume_evaluate_and_watch(tmp_path, capfd):
     assert (code, old) == (0, shown)
     code, shown, _ = say("rl", "evaluate", "oracle", "--of", out, "--episodes", "4", "--envs", "4")
     assert "published" not in shown
-    picture = tmp_path / "episode.gif"
-    code, shown, _ = say("rl", "watch", out, "--greedy", "--delays", "4", "--out", str(picture))
+    video = tmp_path / "episode.gif"
+    code, shown, _ = say("rl", "watch", out, "--greedy", "--delays", "4", "--out", str(video))
     assert code == 0
-    assert picture.stat().st_size > 1000
+    assert video.stat().st_size > 1000
     code, _, error = say("rl", "evaluate", str(tmp_path / "nothing"))
     assert code == 2
     assert "train one: compressive rl train PRESET" in error
@@ -155,7 +155,7 @@ def test_a_signal_saves_the_run(tmp_path):
     assert checkpoint.latest(tmp_path / "run" / "checkpoints").step > 0
 
 
-def test_runs_on_text_are_told_apart(tmp_path):
+def test_text_runs_are_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model": {}, "data": {}, "train": {}}')
     with pytest.raises(ValueError, match="is no agent's run"):
         AgentFolder.open(tmp_path)

@@ -1,4 +1,4 @@
-"""Policies: a trained agent acts as it learnt; policies are loaded by name with their task."""
+"""Policies: a trained agent acts as in training; policies are loaded by name with their task."""
 
 import pytest
 import torch

@@ -50,7 +50,7 @@ class Died(Exception):
     """What the stand-in for Ray raises instead of RayActorError."""
 
 
-@dataclasses.dataclass(eq=False)  # told apart by identity, as Ray's are
+@dataclasses.dataclass(eq=False)  # compared by identity, as Ray's are
 class Task:
     worker: object
     weights: dict[str, torch.Tensor]

@@ -84,14 +84,15 @@ def evaluate(task: Task, policy: Policy, episodes: int, seed: int = 0, comparabl
     device = observation.device
     action = torch.zeros(task.n_envs, dtype=torch.long, device=device)
     reward, start = torch.zeros(task.n_envs, device=device), torch.ones_like(action, dtype=torch.bool)
-    returns, played = torch.zeros_like(reward), torch.zeros_like(action)
+    returns, finished = torch.zeros_like(reward), torch.zeros_like(action)
     ended: list[float] = []
     right = wrong = torch.zeros((), dtype=torch.long, device=device)
-    while bool((counts := played < rounds).any()):
+    while bool((counting := finished < rounds).any()):
         action = policy.act(observation, action, reward, start)
-        observation, reward, start, was_right, was_wrong = task.step(action)
+        transition = task.step(action)
+        observation, reward, start = transition.observation, transition.reward, transition.done
         returns = returns + reward
-        right, wrong = right + (was_right & counts).sum(), wrong + (was_wrong & counts).sum()
-        ended += returns[start & counts].tolist()
-        returns, played = returns * ~start, played + start
+        right, wrong = right + (transition.right & counting).sum(), wrong + (transition.wrong & counting).sum()
+        ended += returns[start & counting].tolist()
+        returns, finished = returns * ~start, finished + start
     return Evaluation(ended, int(right), int(wrong), comparable)

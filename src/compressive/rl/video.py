@@ -32,16 +32,15 @@ def watch(task: Task, policy: Policy, seed: int = 0) -> tuple[list[Frame], float
     if len(task.observation_shape) != 3:
         raise ValueError(f"observations of shape {task.observation_shape}: expected images; only those can be watched")
     observation, total = task.reset(seed), 0.0
-    action, reward = (
-        torch.zeros(1, dtype=torch.long, device=observation.device),
-        torch.zeros(1, device=observation.device),
-    )
+    action = torch.zeros(1, dtype=torch.long, device=observation.device)
+    reward = torch.zeros(1, device=observation.device)
     start, frames = torch.ones_like(action, dtype=torch.bool), []
     for number in range(1_000_000):
         action = policy.act(observation, action, reward, start)
         name = ACTIONS[int(action)] if isinstance(task, Rooms) else str(int(action))
         frames.append(_frame(task, observation[0].cpu().numpy(), f"step {number}   {name}   return {total:g}"))
-        observation, reward, start, *_ = task.step(action)
+        transition = task.step(action)
+        observation, reward, start = transition.observation, transition.reward, transition.done
         total += float(reward)
         if start:
             break
