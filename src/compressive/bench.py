@@ -142,8 +142,7 @@ def prompt_windows(config: RunConfig) -> int:
 def measure(subject: Subject, config: RunConfig, device: torch.device, steps: int, sampled: int | None = None) -> Row:
     """All figures of a model that is as large as a configuration says and trained as it says.
 
-    So many tokens are sampled; by default one whole window, so that every position in it, and the compression at its end,
-    comes once.
+    So many tokens are sampled, a whole window by default: each position in it, and the compression at its end, once.
     """
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.train.precision == "bf16")
     row = measure_training(autocast(subject.forward), subject.groups, device, steps, subject.update)

@@ -85,11 +85,12 @@ def measure_run(
     """
     require_matplotlib()  # fail before the measurements, not after them
     corpus, trained = run.corpus(data_dir), Trained.load(run, which)
-    model, text = trained.model(trained.config, device), corpus.split(split)
+    config = transformer(trained.config)
+    model, text = trained.model(config, device), corpus.split(split)
     memory = measure_memory(model, text, tokens=tokens, streams=streams, progress=part(progress, 0, 0.5))
     attention = measure_attention(model, text, tokens=tokens, streams=streams, progress=part(progress, 0.5, 0.6))
     layers = None
-    if any((config := transformer(trained.config)).compressed_sizes):
+    if any(config.compressed_sizes):
         with_loss = trained.model(measurable(config), device)
         layers = measure_layers(with_loss, text, tokens=tokens, streams=streams, progress=part(progress, 0.6, 0.7))
     return Findings(

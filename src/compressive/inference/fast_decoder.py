@@ -45,7 +45,7 @@ class FastDecoder:
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: Any, starts: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Read one token per batch row (B,); `starts` (B,) marks new documents. Return logits (B, V) and the next state."""
+        """Read one token per row (B,); `starts` (B,) marks new documents. Returns logits (B, V) and the next state."""
         model = self.model
         if self.layers is None:
             return model.step(tokens, state, starts)
