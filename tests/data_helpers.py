@@ -13,7 +13,7 @@ def sha(data):
 
 
 def pack(path, name, data):
-    """Write data to path, packed as the path's ending says."""
+    """Write data to a path, compressed according to its extension."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(name, data)
@@ -23,7 +23,7 @@ def pack(path, name, data):
 
 
 def negative(job):
-    time.sleep(0.02 * (job % 3 == 0))  # so that later jobs are done earlier
+    time.sleep(0.02 * (job % 3 == 0))  # later jobs finish earlier
     if job == 7:
         raise ValueError("job 7 cannot be done")
     return -job

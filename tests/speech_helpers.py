@@ -1,4 +1,4 @@
-"""Sound and runs for the tests of speech."""
+"""Audio and runs for the tests of speech."""
 
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,17 @@ def pcm(samples: np.ndarray) -> bytes:
 
 
 def tiny_speech(data_dir: Path, kind: str = "mulaw") -> Corpus:
-    """A corpus named `tiny` of short, noisy tones: eight clips for training, two each for the others."""
+    """Write a corpus named `tiny` of short, noisy tones: eight clips in train, two each in valid and test."""
     generator = np.random.default_rng(0)
     clips: list[Clip] = []
     splits: dict[str, list[bytes]] = {}
     for split, count in (("train", 8), ("valid", 2), ("test", 2)):
         splits[split], at = [], 0
         for i in range(count):
-            sound = tone(0.02 + 0.003 * i, hertz=300 + 100 * i) + 0.01 * generator.standard_normal(480 + 72 * i)
-            splits[split].append(pcm(sound))
-            clips.append(Clip(split, at, at + len(sound), f"{split}-{i}.wav"))
-            at += len(sound)
+            audio = tone(0.02 + 0.003 * i, hertz=300 + 100 * i) + 0.01 * generator.standard_normal(480 + 72 * i)
+            splits[split].append(pcm(audio))
+            clips.append(Clip(split, at, at + len(audio), f"{split}-{i}.wav"))
+            at += len(audio)
     tokenizer = MuLawTokenizer() if kind == "mulaw" else PCMTokenizer()
     return write_corpus(data_dir / "tiny", "tiny", tokenizer, splits, {}, clips=lambda: clips)
 

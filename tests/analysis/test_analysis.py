@@ -1,4 +1,4 @@
-"""Analyses against what must be so: hidden memories, full ones, and a model read by hand."""
+"""Analyses against values computed by hand: hidden memories, full memories, attention by bucket."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ def random_text(config, length, seed=0):
 
 
 def nats_by_hand(model, cut, before=lambda memory: memory):
-    """-log p of every token of the streams, (B, n·T)."""
+    """Return -log p of every token of the streams, (B, n·T)."""
     memory, found = model.initial_memory(len(cut.tokens)), []
     with torch.no_grad():
         for start in range(0, cut.windows * cut.window, cut.window):
@@ -80,7 +80,7 @@ def test_tokens_to_fill_leave_no_slot_empty(sizes):
         full.append(all(layer.valid().all() for layer in memory.layers))
     filled = tokens_to_fill(config) // config.window
     assert all(full[filled:])
-    assert not any(full[: max(0, filled - 1)])  # and hardly more than needed
+    assert not any(full[: max(0, filled - 1)])  # at most one window more than needed
 
 
 @pytest.mark.parametrize("values", [{}, {"compression": "most_used"}, {"compressed_size": (0, 3)}])
@@ -122,9 +122,9 @@ def test_the_loss_since_an_empty_memory_ends_at_that_of_a_full_one(empty_memory)
     rows = measure_memory(model, text, **SIZES).since_empty
     assert [(row.first, row.last) for row in rows] == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 28)]
     assert all(abs(row.excess.mean) > 1e-4 for row in rows)
-    beyond = measure_memory(model, text, tokens=2000, streams=2)  # now to the end of the reach
+    beyond = measure_memory(model, text, tokens=2000, streams=2)  # up to the temporal range
     assert beyond.since_empty[-1].last == 28
-    # The last window is out of reach of what was read before: by hand, at one start.
+    # The last window is beyond the temporal range of earlier text; computed by hand for one start.
     cut = spread(model, text, tokens=2000, streams=2)
     full = nats_by_hand(model, cut)
     start = (cut.filling + 3) * 4
@@ -135,7 +135,7 @@ def test_the_loss_since_an_empty_memory_ends_at_that_of_a_full_one(empty_memory)
 def test_the_excess_is_that_over_the_same_tokens_with_full_memories():
     config = tiny_config(empty_memory="masked")
     model, text = build(config), random_text(config, 60)
-    found = measure_memory(model, text, tokens=100, streams=2)  # room for few starts: all are taken
+    found = measure_memory(model, text, tokens=100, streams=2)  # few possible starts: all are used
     cut = spread(model, text, tokens=100, streams=2)
     full, reach = nats_by_hand(model, cut), found.since_empty[-1].last
     places = [(stream, k * 4) for stream in range(2) for k in range(cut.filling, cut.windows - reach // 4 + 1)]
@@ -189,7 +189,7 @@ def test_attention_is_that_of_the_layers_and_watching_changes_nothing(values):
         nats_by_hand(model, cut)
     for window in range(cut.filling, cut.windows):
         mean = (usages[2 * window] + usages[2 * window + 1]) / 2
-        by_hand.append(mean[:, 21] + mean[:, 22] / 6)  # of seven slots in six buckets the first has 7/6
+        by_hand.append(mean[:, 21] + mean[:, 22] / 6)  # seven slots in six buckets: the first has 7/6
     values = torch.cat(by_hand).numpy()
     assert found.sequences == len(values)
     assert found.shares[12].mean == pytest.approx(values.mean())
@@ -197,7 +197,7 @@ def test_attention_is_that_of_the_layers_and_watching_changes_nothing(values):
 
 
 def test_attention_weights_by_hand():
-    """One head, no positions, keys all zero: every query shares its attention out evenly."""
+    """One head, no positions, all keys zero: every query attends uniformly."""
     config = tiny_config(n_heads=1, empty_memory="masked", memory_size=8)
     model = build(config)
     with torch.no_grad():
@@ -297,7 +297,7 @@ def test_results_are_tables_figures_and_numbers(tmp_path):
 
 @pytest.mark.parametrize("value", [None, 0.0, 1.0])
 @pytest.mark.parametrize("count", [0, 1, 300])
-def test_curves_are_drawn_of_whatever_was_written(value, count):
+def test_curves_are_plotted_from_any_metrics(value, count):
     pytest.importorskip("matplotlib")
     names = ("bits", "compression_loss", "gradient_norm", "compressor_gradient_norm", "learning_rate", "seconds")
     lines = [{"step": step, **dict.fromkeys(names, value)} for step in range(count)]

@@ -20,7 +20,7 @@ FEW = ["--tokens", "400", "--streams", "4"]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A corpus, and runs that were never trained: only the way is tested."""
+    """Create a corpus and untrained runs: only the command is tested."""
     home = tmp_path_factory.mktemp("analyze")
     tiny_corpus(home / "data")
     for name, model in {"run": {}, "txl": {"compressed_size": 0}, "bptt": {"compression_loss": "none"}}.items():
@@ -59,6 +59,8 @@ def test_an_analysis_is_shown_and_kept(home, capsys, what):
     assert (folder / f"{what}.png").read_bytes().startswith(b"\x89PNG")
     kept = json.loads((folder / f"{what}.json").read_text("utf-8"))
     assert (kept["split"], kept["step"]) == ("valid", 7)
+    assert "streams" not in kept
+    assert ("lanes" in kept) == (what == "memory")  # the key of version 0.1 stays
 
 
 def test_json_is_printed_alone_and_sizes_may_differ(home, capsys, tmp_path):
@@ -78,7 +80,7 @@ def test_what_is_measured_outlives_a_missing_matplotlib(home, capsys, tmp_path, 
     assert done.code == 0
     assert "pip install 'compressive[plots]'" in done.err
     assert (tmp_path / "layers.json").exists()
-    done = call(capsys, home / "run", "report", *FEW)  # which is nothing without figures
+    done = call(capsys, home / "run", "report", *FEW)  # a report needs figures
     assert done.code == 2
     assert "pip install 'compressive[plots]'" in done.err
 
@@ -90,7 +92,12 @@ def test_runs_without_compressed_memory_or_without_its_loss(home, capsys, tmp_pa
 
 
 def test_mistakes_are_one_clear_line(home, capsys):
-    for words, message in ((["--streams", "1"], "streams=1"), (["--memory-size", "5000"], "expected at least")):
+    mistakes = (
+        (["--streams", "1"], "streams=1"),
+        (["--lanes", "1"], "streams=1"),  # its name in version 0.1
+        (["--memory-size", "5000"], "expected at least"),
+    )
+    for words, message in mistakes:
         done = call(capsys, home / "run", "memory", *FEW, *words)
         assert done.code == 2
         assert message in done.err

@@ -1,4 +1,4 @@
-"""The command table: instant help, clear refusals, presets shown as they can be read back."""
+"""The command table: fast help, clear errors, presets printed as valid TOML."""
 
 import os
 import subprocess
@@ -80,7 +80,7 @@ def test_a_reader_that_leaves_early_is_no_error():
 
 @pytest.mark.parametrize("rank", [{}, {"RANK": "1"}], ids=["alone", "one of several"])
 def test_one_of_several_processes_leaves_without_taking_the_interpreter_down(rank):
-    """So that no thread of gloo's can abort it; the code and what was printed stay."""
+    """The process exits without shutdown, so gloo's threads cannot abort it; exit code and output are kept."""
     code = "import atexit; from compressive.cli import leave; atexit.register(print, 'down'); print('said'); leave(3)"
     environment = {name: value for name, value in os.environ.items() if name != "RANK"} | rank
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)

@@ -1,4 +1,4 @@
-"""`compressive data prepare`: options become a corpus, mistakes one clear line."""
+"""`compressive data prepare`: options, and errors in one line."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The command line of evaluation, from the words to the files it leaves."""
+"""`compressive evaluate`: options, output and result files."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def evaluate(run, *words):
 
 
 def hashes(folder):
-    """Every file but results, by content."""
+    """Return the content of every file except results."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and "evaluation" not in path.parts)
     return {path.relative_to(folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -114,7 +114,7 @@ def test_a_sweep_without_matplotlib_goes_through_and_says_what_is_missing(run, c
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)["results"]) == 2
     assert "no plot: a plot needs matplotlib: pip install 'compressive[plots]'" in captured.err
-    assert evaluate(run, "--memory-size", "4,8", "--limit", "50", "--plot", "x.png") == 2  # asked for: refused at once
+    assert evaluate(run, "--memory-size", "4,8", "--limit", "50", "--plot", "x.png") == 2  # refused at once
 
 
 def test_a_sweep_that_fails_keeps_what_it_has(run, monkeypatch):
@@ -184,6 +184,7 @@ def test_numbers_that_are_none_are_null_in_json(run, capsys):
         (["--memory-size", "0"], "memory_size=0: expected at least 1 in layer 0"),
         (["--limit", "0"], "limit=0: expected at least 1"),
         (["--streams", "-2"], "streams=-2: expected at least 1"),
+        (["--lanes=-2"], "streams=-2: expected at least 1"),  # its name in version 0.1
         (["--device", "abacus"], "device='abacus': expected auto, cpu"),
         (["--data-dir", "nowhere"], "compressive data prepare tiny"),
         (["--dynamic", "--dynamic-learning-rate", "0"], "learning_rate=0.0: expected a number above 0"),

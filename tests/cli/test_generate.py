@@ -18,7 +18,7 @@ from compressive.runs.trained import Trained
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run that was never trained: only the way is tested."""
+    """Create an untrained run: only the command is tested."""
     home = tmp_path_factory.mktemp("generate")
     tiny_corpus(home / "data")
     run = make_run(home / "run", tiny_run_config(home / "data"))
@@ -42,7 +42,7 @@ def text_of(folder, prompt, length, **settings):
     return [bytes(sample).decode("utf-8", "replace") for sample in samples]
 
 
-def test_text_is_what_the_function_draws(folder, capsys):
+def test_text_is_what_the_function_samples(folder, capsys):
     done = call(capsys, folder, "--prompt", "the cat", "--length", 40, "--seed", 3)
     assert done.code == 0
     assert done.out == text_of(folder, b"the cat", 40, seed=3)[0] + "\n"
@@ -70,7 +70,7 @@ def test_the_first_sample_is_streamed(folder, capsys, monkeypatch):
 
     monkeypatch.setattr(sys, "stdout", Sink())
     assert main(["generate", str(folder), "--length", "20", "--samples", "2"]) == 0
-    assert len(set(flushed)) > 10  # the text so far, again and again
+    assert len(set(flushed)) > 10  # the text is flushed as it grows
 
 
 def test_a_file_is_read_and_a_file_is_written(folder, capsys, tmp_path, monkeypatch):
@@ -95,11 +95,11 @@ def test_only_the_opening_of_a_book_may_be_read(folder, capsys, tmp_path):
 
 def test_memory_sizes_may_differ_and_empty_slots_of_larger_ones_are_masked(folder, capsys, monkeypatch):
     chosen = []
-    draw = generation.generate
+    original = generation.generate
 
     def watch(model, *arguments, **settings):
         chosen.append(model.config)
-        return draw(model, *arguments, **settings)
+        return original(model, *arguments, **settings)
 
     monkeypatch.setattr(generation, "generate", watch)
     call(capsys, folder, "--length", 1)

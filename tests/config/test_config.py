@@ -1,4 +1,4 @@
-"""Configurations and presets: what is refused, what is warned of, what the paper's models are."""
+"""Configurations and presets: errors, warnings, and the paper's models."""
 
 import dataclasses
 import subprocess
@@ -104,7 +104,7 @@ def test_a_twin_is_a_transformer_xl_that_attends_to_as_many_slots(name):
     model, twin = ModelConfig.from_preset(name), ModelConfig.from_preset(f"{name}-txl")
     assert set(twin.compressed_sizes) == {0}
     slots = model.memory_size + model.compressed_size
-    # The paper trained its Enwik8 TransformerXL with 2304 memories; the equal-cost twin stands beside it.
+    # The paper's Enwik8 TransformerXL has 2304 memories in training; the equal-cost one is a preset of its own.
     if name == "enwik8":
         assert twin.memory_size == 2304
         twin = ModelConfig.from_preset("enwik8-txl-equal-cost")

@@ -1,4 +1,4 @@
-"""The books of the repository: clean, documented, and what the README says they are."""
+"""The books of the repository: clean, documented, and as described in their README."""
 
 import csv
 import hashlib

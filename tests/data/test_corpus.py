@@ -1,4 +1,4 @@
-"""The corpus on disk: whole or not there, checked, mapped; and streams, which are views into it."""
+"""The corpus on disk: written atomically, checked, memory-mapped; and streams, which are views into it."""
 
 import json
 import os
@@ -78,8 +78,8 @@ def broken(error):
 
 @pytest.mark.parametrize("error", [ValueError("no more"), KeyboardInterrupt()])
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_crash_half_way_leaves_nothing_new_and_the_old_untouched(tmp_path, split, error):
-    for _ in range(2):  # with nothing there, then with a whole corpus there
+def test_a_crash_half_way_leaves_the_old_corpus_untouched(tmp_path, split, error):
+    for _ in range(2):  # without a corpus, then with a complete one
         before = files(tmp_path / "tiny") if (tmp_path / "tiny").exists() else None
         with pytest.raises(type(error)):
             write(tmp_path / "tiny", text=TEXT | {split: broken(error)})
@@ -110,7 +110,7 @@ write_corpus(Path(sys.argv[1]), "tiny", ByteTokenizer(), {"train": [b"a"], "vali
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".tiny.")
     write(tmp_path / "tiny")
-    assert left.exists()  # perhaps another run is at it still
+    assert left.exists()  # another process may still be writing it
     os.utime(left, (0, 0))
     write(tmp_path / "tiny")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
@@ -137,7 +137,7 @@ def test_a_new_corpus_replaces_an_old_one_but_nothing_else(tmp_path):
     write(tmp_path / "tiny", WordTokenizer.train(TEXT["train"]))
     assert Corpus.open(tmp_path / "tiny").tokenizer.kind == "words"
     (tmp_path / "mine").mkdir()
-    write(tmp_path / "mine")  # an empty folder is nobody's
+    write(tmp_path / "mine")  # an empty folder may be replaced
     (tmp_path / "novel").mkdir()
     (tmp_path / "novel" / "chapter.txt").write_bytes(b"call me")
     with pytest.raises(ValueError, match="not a prepared corpus"):
@@ -146,11 +146,11 @@ def test_a_new_corpus_replaces_an_old_one_but_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "words", "bpe"])
-def test_many_at_work_write_what_one_writes(tmp_path, kind, monkeypatch):
+def test_several_workers_write_the_same_as_one(tmp_path, kind, monkeypatch):
     line = "The naïve captain's 3 ships —\r\n\r\n   sailed\tfor \u3000 home…\n\n".encode()
     monkeypatch.setattr(
         "compressive.data.tokenizer.CHUNK", 97
-    )  # many parts; line is cut anywhere, within characters too
+    )  # many parts; the text is cut anywhere, even within characters
     whole = line * 60
     tokenizer = {
         "bytes": lambda _: ByteTokenizer(),
@@ -169,7 +169,7 @@ def test_many_at_work_write_what_one_writes(tmp_path, kind, monkeypatch):
     assert two.manifest.splits == one.manifest.splits
 
 
-def test_an_error_of_another_process_says_what_it_would_say_here(tmp_path):
+def test_an_error_in_a_worker_has_the_same_message(tmp_path):
     tokenizer = BPETokenizer.train(TEXT["train"], 270)
     with pytest.raises(ValueError, match=r"0xe9 at offset 22 .*--tokenizer bytes"):
         write(tmp_path / "tiny", tokenizer, TEXT | {"train": [b"fine words ", b"and one caf\xe9 "]}, workers=2)
@@ -291,7 +291,7 @@ def test_ranges_of_streams_together_are_the_batch(batch, ranks):
         ({"batch": 6}, "streams of 1, expected at least 2 in each; use a batch of at most 5"),
     ],
 )
-def test_streams_that_cannot_be_are_refused(values, match):
+def test_impossible_streams_are_refused(values, match):
     with pytest.raises(ValueError, match=match):
         Streams(np.arange(10, dtype=np.uint8), **values)
 
@@ -304,14 +304,14 @@ def test_a_window_outside_the_streams_is_refused(start, size):
         Streams(np.zeros((2, 5), np.uint8), 2)
 
 
-def test_streams_know_where_clips_begin_and_begin_clips_themselves():
+def test_streams_mark_where_clips_and_streams_begin():
     clips = np.array([0, 5, 6, 11, 19])
     streams = Streams(np.arange(22, dtype=np.uint8), 2, clips=clips)  # 0 to 10 and 11 to 21
     found = np.concatenate([streams.starts(at, 4) for at in (0, 4, 8)], axis=1)
     assert found.shape == (2, 10)
     assert found[0].nonzero()[0].tolist() == [0, 5, 6]
     assert found[1].nonzero()[0].tolist() == [0, 8]
-    third = Streams(np.arange(21, dtype=np.uint8), 3, first=2, count=1, clips=clips)  # 14 to 20, in the midst of a clip
+    third = Streams(np.arange(21, dtype=np.uint8), 3, first=2, count=1, clips=clips)  # 14 to 20, starts within a clip
     assert third.starts(0, 6)[0].nonzero()[0].tolist() == [0, 5]
 
 

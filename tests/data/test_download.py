@@ -1,4 +1,4 @@
-"""The downloader against a real server on this machine that resumes, forgets, breaks off and lies as told."""
+"""The downloader against a local server that can resume, ignore ranges, break off and send wrong data."""
 
 import hashlib
 import threading
@@ -159,6 +159,6 @@ def test_offline_it_says_which_file_to_put_where(tmp_path):
 
 
 def test_a_terminal_gets_a_bar(server, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then assumes a terminal
     download(server.url, tmp_path / "corpus.zip", SHA256)
     assert "━" in capsys.readouterr().err

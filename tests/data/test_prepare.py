@@ -1,4 +1,4 @@
-"""Preparing, end to end: small fakes always, the real corpora where they are at hand."""
+"""Preparing corpora end to end: small fakes always, real corpora if available."""
 
 import dataclasses
 import hashlib
@@ -65,12 +65,12 @@ def test_a_second_time_there_is_nothing_to_do(tmp_path, fakes, capsys):
     corpus = run("enwik8", tmp_path, source=source)
     made = (corpus.folder / "manifest.json").stat().st_mtime_ns
     assert run("enwik8", tmp_path, source=source) == corpus
-    assert run("enwik8", tmp_path) == corpus  # nor is anything downloaded
+    assert run("enwik8", tmp_path) == corpus  # and nothing is downloaded
     assert (corpus.folder / "manifest.json").stat().st_mtime_ns == made
     assert capsys.readouterr().out.count("already prepared") == 2
     assert run("enwik8", tmp_path, source=source, tokenizer="bpe").tokenizer.kind == "bpe"
     (corpus.folder / "train.bin").write_bytes(b"")
-    assert run("enwik8", tmp_path, source=source).tokenizer.kind == "bytes"  # a broken one is made anew
+    assert run("enwik8", tmp_path, source=source).tokenizer.kind == "bytes"  # a damaged corpus is prepared again
 
 
 def test_other_texts_of_the_same_name_are_prepared_anew(tmp_path):
@@ -104,7 +104,7 @@ def test_a_fake_wikitext_becomes_words(tmp_path, fakes, capsys):
     said = capsys.readouterr()
     assert "shuffled" in said.out
     run("wikitext2", tmp_path / "data")
-    assert "shuffled" in capsys.readouterr().out  # it is said each time
+    assert "shuffled" in capsys.readouterr().out  # the note is printed each time
     assert "train has 8 words, WikiText-2 as published 2,051,910" in said.err
 
 
@@ -192,14 +192,14 @@ def test_the_text_itself_is_never_replaced_by_its_corpus(tmp_path):
 
 
 def test_a_terminal_gets_a_bar_per_split_and_one_that_failed_is_gone(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then assumes a terminal
     path = tmp_path / "story.txt"
     path.write_bytes(LINES + b"caf\xe9 \n" + LINES)
     failures = []
     for _ in range(2):
         with pytest.raises(ValueError, match="not UTF-8") as failure:
             run("text", tmp_path / "data", path, tokenizer="bpe")
-        failures.append(failure)  # keeps every frame alive, and would keep a bar
+        failures.append(failure)  # keeps every frame alive, and with it an open progress bar
     assert run("text", tmp_path / "data", path).vocab_size == 256
     said = capsys.readouterr().err
     assert all(f"writing {split}" in said for split in SPLITS)
@@ -216,7 +216,7 @@ def test_the_real_enwik8_takes_seconds(tmp_path):
     for split in SPLITS:
         whole.update(corpus.split(split))
     assert whole.hexdigest() == "a1fa5ffddb56f4953e226637dabbb36a"
-    shutil.rmtree(tmp_path / "enwik8")  # pytest keeps its folders a while
+    shutil.rmtree(tmp_path / "enwik8")  # pytest keeps temporary folders for a while
 
 
 @needs(REAL / "wikitext" / "wikitext-2")

@@ -1,4 +1,4 @@
-"""Where texts come from: packed or plain, cut in three, never unpacked, and known by their checksum."""
+"""Sources of text: plain or compressed, in three splits, never extracted, checked by SHA-256."""
 
 import dataclasses
 import gzip
@@ -24,7 +24,7 @@ def read(text):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Published corpora, only smaller: a hundred bytes that are known by their checksum."""
+    """Replace the published corpora by ones of a hundred bytes."""
     content = bytes(range(100))
     pages = {split: f" \n = {split} = \n \n some words \n".encode() for split in SPLITS}
     small = {
@@ -93,7 +93,7 @@ def test_enwik8_is_cut_by_bytes_and_known_by_its_content(tmp_path, tiny, name):
     path = pack(tmp_path / name, "folder/enwik8", content)
     text = read_enwik8(path)
     assert read(text) == {"train": content[:90], "valid": content[90:95], "test": content[95:]}
-    assert read(text) == read(text)  # each pass is fresh
+    assert read(text) == read(text)  # each pass starts anew
     assert text.sources == {name: sha(path.read_bytes())}
     for wrong in (content[:-1], content + b"!", content[::-1]):
         pack(path, "enwik8", wrong)

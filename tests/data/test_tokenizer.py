@@ -1,4 +1,4 @@
-"""Tokenisers: what goes in comes out again, wherever the text is cut."""
+"""Tokenisers: round trips, independent of how the text is cut into chunks."""
 
 import json
 from collections import Counter
@@ -18,12 +18,12 @@ it was the age of wisdom...\tit's the age of foolishness!
 
    Indented, \xc3\xa9pochs \xe2\x80\x94 of \xf0\x9f\x98\x80 belief;\r\nit was 1859.
 """
-GAPS = b" \n\n\n  \r\n\r\n\t\t x\n\n\xe3\x80\x80\xc2\xa0 y" * 9  # so that white space is merged too
+GAPS = b" \n\n\n  \r\n\r\n\t\t x\n\n\xe3\x80\x80\xc2\xa0 y" * 9  # so that BPE merges white space too
 BPE = BPETokenizer.train([STORY, GAPS], 320)
 
 
 def _gpt2_engine():
-    """An engine as corpora prepared before line ends stayed together have it."""
+    """Return an engine of older corpora, whose pattern splits line ends."""
     engine = tokenizers.Tokenizer(tokenizers.models.BPE())
     engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
@@ -64,7 +64,7 @@ def test_bpe_round_trips_any_utf8_and_ignores_where_it_is_cut(text, cuts):
     ids = BPE.encode(text)
     assert BPE.decode(ids) == text
     assert joined(BPE, cut_up(text, cuts)) == ids.tolist()
-    assert ids.tolist() == BPE._engine.encode(text.decode()).ids  # cutting into pieces changed nothing
+    assert ids.tolist() == BPE._engine.encode(text.decode()).ids  # cutting into pieces does not change tokens
 
 
 @given(ids=st.lists(st.integers(0, 319), max_size=30))
@@ -79,7 +79,7 @@ def test_bpe_has_the_size_asked_for_and_every_byte():
     assert {BPE.decode([i]) for i in range(320)} >= {bytes([byte]) for byte in range(256)}
     assert len(BPE.encode(STORY)) < len(STORY) / 1.5
     assert BPE.encode(b" x\n\n\n\n").tolist() != BPE.encode(b" x\n\n\n").tolist() + BPE.encode(b"\n").tolist()
-    assert BPETokenizer.train([b""], 300).vocab_size == 256  # no text, no merges
+    assert BPETokenizer.train([b""], 300).vocab_size == 256  # no merges without text
     with pytest.raises(ValueError, match=r"vocab_size=255.*256"):
         BPETokenizer.train([STORY], 255)
 

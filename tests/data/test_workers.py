@@ -68,7 +68,7 @@ def test_nothing_is_left_when_the_results_are_wanted_no_more():
 
 
 def alive(process):
-    """Whether it runs; one that has ended but was not asked about yet does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         with open(f"/proc/{process}/stat") as file:  # noqa: PTH123
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"

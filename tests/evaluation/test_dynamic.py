@@ -1,4 +1,4 @@
-"""Dynamic evaluation: scored first, learnt from after, on a copy."""
+"""Dynamic evaluation: each window is scored before a copy of the model trains on it."""
 
 import copy
 
@@ -16,7 +16,7 @@ def text_of(n: int, seed: int = 0) -> np.ndarray:
 
 
 def by_hand(model, tokens, learning_rate, clip):
-    """The same in a plain loop, one stream, tails as short as they are."""
+    """The same in a plain loop, with one stream and without padding."""
     model = copy.deepcopy(model)
     groups = [
         [p for name, p in model.named_parameters() if ("compress" in name) is compresses]

@@ -1,4 +1,4 @@
-"""From nats to bits per character, perplexities and frequency buckets."""
+"""Metrics from nats: bits per character, perplexities and frequency buckets."""
 
 import math
 
@@ -24,9 +24,9 @@ def test_bytes(tmp_path):
     assert metrics.perplexity == pytest.approx(4)
     assert metrics.counted_words == 6
     assert (metrics.words, metrics.words_are) == (6, "counted")
-    assert (metrics.comparable, metrics.not_comparable) == (None, None)  # of PG-19 alone it can be said
+    assert (metrics.comparable, metrics.not_comparable) == (None, None)  # defined for PG-19 only
     assert metrics.word_perplexity == pytest.approx(4 ** (19 / 6))
-    assert metrics.bits_per_byte is None  # it would say the same again
+    assert metrics.bits_per_byte is None  # same as bits per character
     assert metrics.buckets == ()
     assert metrics.headline == "bits_per_character"
 

@@ -1,4 +1,4 @@
-"""Scoring: every token exactly once, memory carried, whatever the lengths."""
+"""Scoring: every token exactly once, with memory carried, for any lengths."""
 
 import math
 
@@ -18,7 +18,7 @@ def text_of(n: int, vocab_size: int = 11, seed: int = 0) -> np.ndarray:
 
 
 def straightforward(model, tokens, streams):
-    """One stream after the other, one window after the other, tails as short as they are."""
+    """A plain loop over streams and windows, without padding."""
     V, window = model.config.vocab_size, model.config.window
     scores, predicted = [math.log(V)], len(tokens) - 1
     streams = max(1, min(streams, predicted))
@@ -66,7 +66,7 @@ def test_every_token_but_the_first_is_predicted_in_one_place_from_the_one_before
         targets += y.tolist()
     assert targets == list(range(1, n))
     assert len(windows) == -(-max(text.lengths) // window)
-    assert np.ptp(text.lengths) <= 1  # so that nothing but the last window is padded
+    assert np.ptp(text.lengths) <= 1  # so only the last window is padded
 
 
 def test_one_streams_carries_memory_through_the_whole_text():
@@ -80,7 +80,7 @@ def test_one_streams_carries_memory_through_the_whole_text():
     assert difference[40:].any() == (reach >= 40)
     split = np.abs(score(model, tokens, streams=4) - score(model, changed, streams=4))
     assert split[1:16].all()
-    assert not split[16:].any()  # the other streams never saw it
+    assert not split[16:].any()  # the other streams do not see the change
 
 
 def test_a_limit_scores_the_beginning():

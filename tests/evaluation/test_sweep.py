@@ -1,4 +1,4 @@
-"""Other memory sizes from one checkpoint: which can be, what empty memory becomes, sweeps and their plot."""
+"""Memory sizes other than in training: which are possible, how empty memory is treated, sweeps and plots."""
 
 import sys
 
@@ -24,7 +24,7 @@ def data_dir(tmp_path_factory):
 
 
 def a_run(folder, data_dir, steps=(1,), **model):
-    """A run whose weights are random, different at every step."""
+    """Create a run with random weights, different at every step."""
     run = Run.create(folder / "run", tiny_run_config(data_dir, model))
     for step in steps:
         weights = build(run.config.model, seed=step, dtype=torch.float32).state_dict()
@@ -45,7 +45,7 @@ def test_the_trained_model_comes_back(tmp_path, data_dir):
 
 def test_best_and_last(tmp_path, data_dir):
     run = a_run(tmp_path, data_dir, steps=(1, 2))
-    assert Trained.load(run).step == 2  # none is noted as best yet
+    assert Trained.load(run).step == 2  # no checkpoint is marked as best yet
     checkpoint.mark_best(run.checkpoints, 1, 0.5)
     assert [Trained.load(run, which).step for which in ("best", "last")] == [1, 2]
 
@@ -185,14 +185,14 @@ def test_a_reading_that_makes_no_sense_is_refused(values, message):
 )
 def test_plot(memory, compressed, labels, across, tmp_path, data_dir, monkeypatch):
     figure_type = pytest.importorskip("matplotlib.figure").Figure
-    drawn = []
-    monkeypatch.setattr(figure_type, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    figures = []
+    monkeypatch.setattr(figure_type, "savefig", lambda figure, *_, **__: figures.append(figure))
     run = a_run(tmp_path, data_dir)
     trained = Trained.load(run)
     configs = combinations(trained, memory, compressed)
     results = list(sweep(trained, run.corpus(), configs, Reading("test", limit=50)))
     plot(results, tmp_path / "new" / "plot.png")
-    (axes,) = drawn[0].axes
+    (axes,) = figures[0].axes
     assert [line.get_label() for line in axes.lines] == labels
     assert axes.get_xlabel() == across
     assert axes.get_ylabel() == "bits per character"

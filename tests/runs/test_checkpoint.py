@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, checked when read, the last two and the best kept."""
+"""Checkpoints: written atomically, checked when read; the last two and the best are kept."""
 
 import json
 import subprocess
@@ -71,7 +71,7 @@ def test_the_last_two_and_the_best_are_kept(tmp_path):
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path):
-    """A process that may write no file larger than 2 kB: the system itself refuses the write."""
+    """Save in a process that may not write files above 2 kB, so that the system refuses the write."""
     save(tmp_path, 1)
     code = f"""
         import resource, signal, sys, torch
@@ -111,7 +111,7 @@ def test_a_killed_save_leaves_nothing_that_is_taken_for_a_checkpoint(tmp_path):
 
 
 def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):
-    """Tensors change while they are written, and from save to save; a best is noted, old ones go."""
+    """Tensors change while they are written; the best is marked, and old checkpoints are deleted."""
     tensor = torch.zeros(500_000)
     with checkpoint.Saver(tmp_path, World()) as saver:
         for step in range(1, 6):

@@ -1,4 +1,4 @@
-"""Releases: one folder, whole weights, used in place of a run, and never a pickle."""
+"""Releases: one folder with all weights, used instead of a run, never a pickle."""
 
 import json
 import pickle
@@ -55,7 +55,7 @@ def test_nothing_is_overwritten(run, release):
 
 
 class Evil:
-    """What a pickle can do."""
+    """A pickle that runs code when loaded."""
 
     def __reduce__(self):
         return (print, ("the code in the pickle ran",))

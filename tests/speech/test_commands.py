@@ -39,7 +39,7 @@ LOGISTICS = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with a corpus and a short run of every model."""
+    """Return a folder with a corpus and a short run of every model."""
     home = tmp_path_factory.mktemp("speech")
     tiny_speech(home / "data")
     for name, model in MODELS.items():
@@ -84,7 +84,7 @@ def test_models_are_scored_on_the_same_samples_whatever_their_windows(home):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_clip_costs_the_same_whatever_came_before_it(home, name):
-    """Score two clips end to end and the second alone: all but its first sample, which the mark precedes, agree."""
+    """Score two concatenated clips, and the second alone: all but its first sample agree."""
     corpus = Corpus.open(home / "data" / "tiny")
     trained = Trained.load(Run.open(home / "runs" / name))
     model, (_, second) = trained.model(trained.config).double(), corpus.starts("test")
@@ -97,7 +97,7 @@ def test_a_clip_costs_the_same_whatever_came_before_it(home, name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_sees_the_starts_that_scoring_sees(home, name, tmp_path, monkeypatch):
-    """What reaches the model is what the corpus says, window by window, stream by stream, round and round."""
+    """The model gets the tokens and starts of the corpus, window by window, also after wrapping around."""
     seen = []
     model = build_model(MODELS[name])
     forward = type(model).forward
@@ -114,7 +114,7 @@ def test_training_sees_the_starts_that_scoring_sees(home, name, tmp_path, monkey
     size = len(corpus.split("train")) // 4
     marks = np.zeros(4 * size, bool)
     marks[corpus.starts("train")[corpus.starts("train") < 4 * size]] = True
-    marks[[stream * size for stream in range(4)]] = True  # a stream begins anew, wherever it begins
+    marks[[stream * size for stream in range(4)]] = True  # the first token of a stream is always a start
     stride = MODELS[name].window
     positions = [i * stride for i in range((size - 1) // stride)]
     for step, (tokens, starts) in enumerate(seen):
@@ -162,7 +162,7 @@ def test_audio_is_sampled_by_the_same_steps_and_plotted(home, name, tmp_path, ca
     assert out.with_suffix(".png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_a_prompt_of_sound_is_continued_several_times(home, tmp_path, capsys):
+def test_an_audio_prompt_is_continued_several_times(home, tmp_path, capsys):
     prompt = write_audio(tmp_path / "prompt.wav", tone(0.02, 48_000), 48_000)
     run = home / "runs" / "compressive"
     words = ["--prompt-file", str(prompt), "--samples", "2", "--length", "50", "--out", str(tmp_path / "a.wav")]
@@ -175,14 +175,14 @@ def test_a_prompt_of_sound_is_continued_several_times(home, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--seconds", "1"], "give a file for it, such as --out a.wav"),
+        (["--seconds", "1"], "give a wav file, such as --out a.wav"),
         (["--seconds", "1", "--out", "a.mp3"], "out=a.mp3"),
         (["--seconds", "-1", "--out", "a.wav"], "seconds=-1.0: expected a number above 0"),
         (["--prompt", "hello", "--out", "a.wav"], "give --prompt-file with a wav or flac"),
-        (["--prompt-file", __file__, "--out", "a.wav"], "test_commands.py cannot be read as sound"),
+        (["--prompt-file", __file__, "--out", "a.wav"], "test_commands.py cannot be read as audio"),
     ],
 )
-def test_what_sound_cannot_be_asked_for(home, words, message, capsys, tmp_path, monkeypatch):
+def test_options_that_do_not_fit_audio_are_refused(home, words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["generate", str(home / "runs" / "txl"), *words]) == 2
     assert message in capsys.readouterr().err
@@ -238,7 +238,7 @@ def test_codes_that_a_mixture_would_take_for_other_amplitudes_are_refused(home, 
 
 
 def test_the_commands_as_a_new_user_gives_them(tmp_path):
-    """Prepare the embedded speech, train, evaluate, draw: the real command line, nothing given but sizes."""
+    """Prepare the embedded speech, train, evaluate and sample through the real command line."""
     done = command("data", "prepare", "speech", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     small = ["--train.steps", "4", "--train.eval-every", "4", "--train.eval-tokens", "2000", "--train.device", "cpu"]

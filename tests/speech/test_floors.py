@@ -1,4 +1,4 @@
-"""Floors: known values on made-up sound, and those of the real one."""
+"""Floors: known values on synthetic audio, and on real speech."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ REAL = ROOT.parent / "shared" / "data" / "speech" / "callie"
 def test_the_unigram_and_bigram_of_made_up_codes():
     train, codes = np.array([0, 1] * 5000, np.uint8), np.array([0, 1] * 50, np.uint8)
     assert floors.unigram(train, codes, 256) == pytest.approx(np.log2(10_256 / 5001))
-    # After each code the other one: nothing but the first sample, at 8 bits, and the ones that were added.
+    # Codes alternate, so the bits are those of the first sample, 8, and of the add-one smoothing.
     assert floors.bigram(train, codes) == pytest.approx(8 / 100 + np.log2(5256 / 5001), abs=0.01)
     noise = np.random.default_rng(0).integers(0, 256, 200_000).astype(np.uint8)
     assert floors.unigram(noise, noise[:5000], 256) == pytest.approx(8, abs=0.01)
@@ -34,7 +34,7 @@ def test_linear_prediction_sees_through_tones_but_not_through_noise():
 
 
 def test_linear_prediction_gives_all_codes_together_no_more_than_one():
-    """With the same past every code as the last one; their probabilities sum to 1."""
+    """Score every code after the same past; their probabilities sum to 1."""
     past = MuLawTokenizer().encode(np.round(9000 * np.sin(np.arange(600) / 7)).astype("<i2").tobytes())
     total = 0.0
     before = floors.linear_prediction(past) * 600

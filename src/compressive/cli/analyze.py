@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import tyro
 from tyro.conf import Positional
 
 from compressive.cli import run as run_command
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class Analyze:
     """What to measure."""
 
-    run: Positional[Path]
+    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run or release."""
     what: Positional[Literal["memory", "attention", "layers", "report"]]
     """memory: loss with memories hidden; attention: share per memory; layers: compression loss; report: all as HTML."""
@@ -38,17 +39,17 @@ class Analyze:
     which: Literal["best", "last"] = "best"
     """Checkpoint to load: the one with the lowest validation loss, or the last."""
     memory_size: int | None = None
-    """Slots of recent memory per layer; default: as in training. The report ignores it."""
+    """Slots of recent memory per layer, if other than in training; not for the report."""
     compressed_size: int | None = None
-    """Slots of compressed memory per layer; default: as in training. The report ignores it."""
+    """Slots of compressed memory per layer, if other than in training; not for the report."""
     device: str = "auto"
     """Device, e.g. cpu or cuda:0; auto: a GPU if there is one."""
     json: bool = False
     """Print JSON instead of a table."""
     out: Path | None = None
-    """Folder for the figures and JSON files; default: RUN/analysis, and RUN for the report."""
+    """Folder for figures and JSON files, if not RUN/analysis, or RUN for the report."""
     data_dir: Path | None = None
-    """Folder of prepared corpora; default: the one used in training."""
+    """Folder of prepared corpora, if not the one used in training."""
 
 
 def main(arguments: list[str], prog: str) -> int:

@@ -14,7 +14,7 @@ class Config:
     """List presets, or print one in full."""
 
     preset: tyro.conf.Positional[str | None] = None
-    """Preset to print; without one, all names are listed."""
+    """Preset to print; if not given, all names are listed."""
 
 
 def main(arguments: list[str], prog: str) -> int:

@@ -20,19 +20,19 @@ class Prepare:
     paths: tyro.conf.Positional[tuple[Path, ...]] = ()
     """For text: files (plain, .zip, .gz, .xz), folders with *.txt, or one folder with train/, valid/ and test/."""
     source: Path | None = None
-    """For a published corpus: read this file (plain, .zip, .gz, .xz) or folder instead of downloading. For pg19: the
-    folder written by `compressive data pg19 build`. For speech: a folder or archive of wav and flac files."""
+    """For a published corpus: file (plain, .zip, .gz, .xz) or folder to read instead of downloading.
+    For pg19: folder written by `compressive data pg19 build`. For speech: folder or archive of wav and flac files."""
     data_dir: Path = Path("data")
     """Folder of prepared corpora."""
     tokenizer: Literal["auto", "bytes", "words", "bpe", "mulaw", "pcm16"] = "auto"
-    """Kind of tokens. auto: words for WikiText, bpe for pg19, mulaw for speech, bytes otherwise. For speech: mulaw
-    (8 bits) or pcm16 (16 bits)."""
+    """Kind of tokens. auto: words for WikiText, bpe for pg19, mulaw for speech, bytes otherwise.
+    For speech: mulaw (8 bits) or pcm16 (16 bits)."""
     vocab_size: int = 32000
     """Vocabulary size, for bpe."""
     vocabulary: Path | None = None
     """A tokenizer.json, or the folder of a corpus with one, to use instead of learning a vocabulary."""
     name: str | None = None
-    """Name of the corpus and of its folder in data_dir; default: the published name, or that of the only path."""
+    """Name of the corpus and of its folder in data_dir, if not the published name, or that of the only path."""
     split: tuple[float, float, float] = (0.9, 0.05, 0.05)
     """Shares of train, valid and test, for your own text or speech without splits; speech is cut between clips."""
     workers: int = 0

@@ -32,15 +32,15 @@ class Evaluate:
     which: Literal["best", "last"] = "best"
     """Checkpoint to load: the one with the lowest validation loss, or the last."""
     memory_size: str | None = None
-    """Slots of recent memory per layer; default: as in training. A comma-separated list runs a sweep."""
+    """Slots of recent memory per layer, if other than in training. A comma-separated list runs a sweep."""
     compressed_size: str | None = None
-    """Slots of compressed memory per layer, e.g. 512,1024,2048. Every combination of both lists is evaluated."""
+    """Slots of compressed memory per layer, or a list such as 512,1024,2048. All combinations are evaluated."""
     empty_memory: Literal["auto", "zeros", "masked"] = "auto"
     """Empty slots: attended to as zeros, or masked. auto: as in training, but masked if memory is larger."""
     streams: int = 0
-    """Streams to cut the text into, read in one batch, each from empty memory. 0: 1, or 16 from 2,000,000 tokens on."""
+    """Streams to cut the text into, read in one batch, each from empty memory; 0: 1, or 16 from 2,000,000 tokens on."""
     limit: int | None = None
-    """Score only the first LIMIT tokens of the split."""
+    """Score only the first tokens of the split, this many."""
     dynamic: bool = False
     """Dynamic evaluation: a copy of the model trains on each window after scoring it."""
     dynamic_learning_rate: float = 3e-5
@@ -52,9 +52,9 @@ class Evaluate:
     json: bool = False
     """Print one JSON object instead of a table."""
     plot: Path | None = None
-    """File for the plot of a sweep; default: next to the JSON file in RUN/evaluation/."""
+    """File for the plot of a sweep, if not next to the JSON file in RUN/evaluation/."""
     data_dir: Path | None = None
-    """Folder of prepared corpora; default: the one used in training."""
+    """Folder of prepared corpora, if not the one used in training."""
 
 
 def main(arguments: list[str], prog: str) -> int:

@@ -5,8 +5,9 @@ compressive export runs/enwik8 --out release/enwik8
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import tyro
 from tyro.conf import Positional
 
 from compressive.cli import run as run_command
@@ -16,14 +17,14 @@ from compressive.cli import run as run_command
 class Export:
     """What to write, and where."""
 
-    run: Positional[Path]
+    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     out: Path
     """Folder to create, for the weights as safetensors, the configuration and the tokeniser."""
     which: Literal["best", "last"] = "best"
     """Checkpoint to load: the one with the lowest validation loss, or the last."""
     data_dir: Path | None = None
-    """Folder of prepared corpora; default: the one used in training."""
+    """Folder of prepared corpora, if not the one used in training."""
 
 
 def main(arguments: list[str], prog: str) -> int:

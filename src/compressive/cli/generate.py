@@ -10,8 +10,9 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import tyro
 from tyro.conf import Positional
 
 from compressive.cli import run as run_command
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 class Generate:
     """The prompt to continue, and the sampling options."""
 
-    run: Positional[Path]
+    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run or release."""
     prompt: str | None = None
     """Text to continue; without one, sampling starts after a newline."""
     prompt_file: Path | None = None
     """File to continue: a text of any length, or a wav or flac for audio; - reads standard input."""
     prompt_length: int | None = None
-    """Use only the first PROMPT_LENGTH tokens of the prompt."""
+    """Use only the first tokens of the prompt, this many."""
     length: int = 500
     """Tokens to sample."""
     seconds: float | None = None
@@ -48,15 +49,15 @@ class Generate:
     top_p: float = 0.98
     """Nucleus sampling: sample from the smallest set of tokens with this total probability; 1 for all."""
     top_k: int = 0
-    """Sample from the TOP_K most likely tokens only; 0 for all."""
+    """Sample from this many of the most likely tokens only; 0 for all."""
     seed: int = 0
     """Random seed; the same seed gives the same output."""
     which: Literal["best", "last"] = "best"
     """Checkpoint to load: the one with the lowest validation loss, or the last."""
     memory_size: int | None = None
-    """Slots of recent memory per layer; default: as in training."""
+    """Slots of recent memory per layer, if other than in training."""
     compressed_size: int | None = None
-    """Slots of compressed memory per layer; default: as in training."""
+    """Slots of compressed memory per layer, if other than in training."""
     empty_memory: Literal["auto", "zeros", "masked"] = "auto"
     """Empty slots: attended to as zeros, or masked. auto: as in training, but masked if memory is larger."""
     device: str = "auto"
@@ -64,7 +65,7 @@ class Generate:
     out: Path | None = None
     """File for the text, instead of the terminal. For audio: the wav, with a spectrogram beside it."""
     data_dir: Path | None = None
-    """Folder of prepared corpora, for the tokeniser; default: the one used in training."""
+    """Folder of prepared corpora, for the tokeniser, if not the one used in training."""
 
 
 def main(arguments: list[str], prog: str) -> int:

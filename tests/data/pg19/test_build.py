@@ -1,4 +1,4 @@
-"""Building PG-19: every book is decided and logged, whatever its raw text is like, and a kill loses nothing."""
+"""Building PG-19: every book is decided and logged, and a killed build resumes without loss."""
 
 import hashlib
 import io
@@ -14,7 +14,7 @@ import pytest
 from helpers import ROOT
 
 from compressive.cli import main
-from compressive.data.pg19 import build as room
+from compressive.data.pg19 import build as pg19
 from compressive.data.pg19.build import build, read_log
 from compressive.data.pg19.catalogue import official
 from compressive.data.pg19.infer import infer, split_of
@@ -45,7 +45,7 @@ def put(folder, books):
 
 
 def listed(path, *books):
-    """A list of (id, split) or (id, split, size)."""
+    """Write a list from tuples (id, split) or (id, split, size)."""
     rows = [f"{split},{book_id},Book {book_id},1900,{(*size, 1)[0]},00\n" for book_id, split, *size in books]
     path.write_text(COLUMNS + "".join(rows), "utf-8")
     return str(path)
@@ -148,7 +148,7 @@ def test_bad_raw_texts_are_reported_and_the_build_goes_on(tmp_path, capsys):
         5: ("failed", "cannot be read"),
         6: ("failed", "the raw text is empty"),
         7: ("failed", "cannot be read"),
-        90: ("kept", ""),  # as it is in PG-19
+        90: ("kept", ""),  # as in PG-19
     }
     entries = log(tmp_path / "out")
     assert entries[3].notes[:2] == ("no START line", "no END line")
@@ -172,7 +172,7 @@ def test_a_file_that_may_not_be_read_fails_alone(tmp_path):
 
 
 def test_a_read_that_fails_fails_alone(tmp_path, monkeypatch):
-    """As on a disk with a bad sector, or where permission lacks."""
+    """Fail as on a disk with a bad sector, or without permission."""
     source = put(tmp_path / "raw", {"1.txt": raw("one"), "2.txt": raw("two")})
 
     def fail(text):
@@ -180,7 +180,7 @@ def test_a_read_that_fails_fails_alone(tmp_path, monkeypatch):
             raise PermissionError(13, "Permission denied", str(text.path))
         return text.path.read_bytes()
 
-    monkeypatch.setattr(room, "read", fail)
+    monkeypatch.setattr(pg19, "read", fail)
     build([source], tmp_path / "out", listed(tmp_path / "l.csv", (1, "train"), (2, "train")), workers=1)
     entries = log(tmp_path / "out")
     assert (entries[1].status, entries[2].reason) == ("kept", "cannot be read: Permission denied")
@@ -216,7 +216,7 @@ def test_the_best_text_in_a_tar_is_built_whichever_comes_first(tmp_path, workers
 
 def test_words_are_replaced(tmp_path, monkeypatch):
     table = {hashlib.sha256(b"zorp").hexdigest(): "<DW1>", hashlib.sha256(b"blim").hexdigest(): ""}
-    monkeypatch.setattr(room, "_replacement", lambda: Replacement(table))
+    monkeypatch.setattr(pg19, "_replacement", lambda: Replacement(table))
     source = put(tmp_path / "raw", {"1.txt": raw("Zorp and blim men"), "2.txt": raw("blim men")})
     build([source], tmp_path / "out", listed(tmp_path / "l.csv", (1, "train"), (2, "train")), workers=1)
     assert (tmp_path / "out/train/1.txt").read_bytes() == body("<DW1> and <DW52> men")
@@ -262,7 +262,7 @@ def test_what_has_changed_is_built_again(some, tmp_path):
 def test_another_version_of_the_code_builds_again(some, monkeypatch):
     source, books, out = some
     build([source], out, books, workers=1)
-    monkeypatch.setattr(room, "_code", lambda: "another")
+    monkeypatch.setattr(pg19, "_code", lambda: "another")
     assert build([source], out, books, workers=1).reused == 0
 
 
@@ -283,7 +283,7 @@ def test_leftovers_of_a_killed_build_are_taken_up_or_removed(some):
 
 def test_a_build_that_is_killed_twice_keeps_what_both_have_built(some, monkeypatch):
     source, books, out = some
-    one_by_one = room.build_book
+    one_by_one = pg19.build_book
 
     def killed_after(count):
         def build_book(job):
@@ -291,7 +291,7 @@ def test_a_build_that_is_killed_twice_keeps_what_both_have_built(some, monkeypat
                 raise KeyboardInterrupt
             return one_by_one(job)
 
-        monkeypatch.setattr(room, "build_book", build_book)
+        monkeypatch.setattr(pg19, "build_book", build_book)
         with pytest.raises(KeyboardInterrupt):
             build([source], out, books, workers=1)
         with (out / "build.jsonl.part").open("a") as part:
@@ -299,7 +299,7 @@ def test_a_build_that_is_killed_twice_keeps_what_both_have_built(some, monkeypat
 
     killed_after(2)
     killed_after(4)
-    monkeypatch.setattr(room, "build_book", one_by_one)
+    monkeypatch.setattr(pg19, "build_book", one_by_one)
     assert build([source], out, books, workers=1).reused == 4
 
 
@@ -308,12 +308,12 @@ import os, signal, sys
 from compressive.cli import main
 from compressive.data.pg19.build import Entry
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests behind itself has it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
 format, seen = Entry.format, []
 
 def format_or_die(self):
     seen.append(self)
-    if len(seen) == 12:  # its text is in its place, its line is not in the log yet
+    if len(seen) == 12:  # its text is written, its line is not in the log yet
         os.kill(os.getpid(), int(sys.argv[1]))
     return format(self)
 
@@ -328,7 +328,7 @@ def test_a_build_that_is_killed_goes_on_as_if_nothing_had_happened(tmp_path, how
     books = listed(tmp_path / "l.csv", *((i, ("train", "test")[i % 2]) for i in range(1, 41)))
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     words = ["data", "pg19", "build", "--source", source, "--metadata", books, "--out", killed, "--workers", "2"]
-    # Its output is at its end when its workers are gone too.
+    # Its output ends only after its workers have exited.
     done = subprocess.run([sys.executable, "-c", KILLED, str(int(how)), *words], capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     assert len(list(killed.glob("t*/*.txt"))) == 12
@@ -389,7 +389,7 @@ assert not {"torch", "numpy", "tokenizers"} & set(sys.modules)
 
 
 def years(archives):
-    """How far off the inferred years of real books are, None where none was found."""
+    """Return the errors of inferred years of real books; None if no year was found."""
     found = find_books([SHARED / name for name in archives])
     for text, content in stream(found, lambda size: None):
         parts = Parts.of(decode(content)[0])

@@ -1,4 +1,4 @@
-"""What a raw text says of itself: the likeliest sign of a year wins."""
+"""Publication years inferred from raw texts: the most reliable sign wins."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""PG-19 from built books on: tokens, training, word-level perplexity, generation."""
+"""PG-19 after the build: tokens, training, word-level perplexity, generation."""
 
 import json
 import math
@@ -24,7 +24,7 @@ WORDS = "the old ship sailed at dawn over a grey sea while our captain slept caf
 
 
 def book(number, lines=60):
-    """A book as they are built: line ends of two bytes, a last line that is never ended, letters beyond ASCII."""
+    """Return a book as the build writes it: CRLF line ends, no final line end, non-ASCII letters."""
     generator = random.Random(number)
     told = [" ".join(generator.choices(WORDS, k=8)) + "." for _ in range(lines)]
     return b"\r\n\r\n\r\n\r\nProduced by nobody\r\n\r\n" + "\r\n".join(told).encode() + b"\r\n\r\n\r\n*** "
@@ -32,7 +32,7 @@ def book(number, lines=60):
 
 @pytest.fixture
 def built(tmp_path):
-    """Some books in each split; their order by number is not that by name."""
+    """Write a few books per split; numeric and alphabetical order differ."""
     folder = tmp_path / "built"
     for name, numbers in {"train": (9, 10, 101, 20), "validation": (3, 200), "test": (860, 77)}.items():
         (folder / name).mkdir(parents=True)
@@ -143,9 +143,9 @@ def test_a_vocabulary_is_used_again(built, tmp_path, given, capsys):
 
 
 def test_a_long_text_is_learnt_from_in_part(built, tmp_path, monkeypatch):
-    (built / "train" / "9.txt").write_bytes(b"zebra " * 2000)  # the first part, which is always taken
+    (built / "train" / "9.txt").write_bytes(b"zebra " * 2000)  # the first part, which is always used
     (built / "train" / "20.txt").write_bytes(b"xylophone " * 2000)
-    monkeypatch.setattr("compressive.data.prepare.LEARNT", 8_000)  # a fifth of it
+    monkeypatch.setattr("compressive.data.prepare.LEARNT", 8_000)  # a fifth of the text
     monkeypatch.setattr("compressive.data.tokenizer.CHUNK", 8192)
     tokenizer = run(built, tmp_path / "data").tokenizer
     tokens = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
@@ -172,7 +172,7 @@ def test_real_books_survive():
 
 
 def scored(built, data_dir, nats_of):
-    """The same books through bytes and through subwords, and the sums of a score of each."""
+    """Return the same books as bytes and as subwords, with the nats of each."""
     for tokenizer in ("bytes", "bpe"):
         corpus = run(built, data_dir, tokenizer=tokenizer, name=tokenizer)
         yield corpus, summarise(nats_of(corpus), corpus, "test")
@@ -189,7 +189,7 @@ def test_uniform_models_have_the_word_perplexity_they_must(built, tmp_path):
 
 
 def test_the_same_probabilities_give_the_same_word_perplexity_through_bytes_and_subwords(built, tmp_path):
-    """Whatever a model of subwords believes, a model of bytes can believe too: each subword's nats, byte by byte."""
+    """A byte-level model can match any subword model: split each subword's nats over its bytes."""
     generator = np.random.default_rng(0)
     subwords = run(built, tmp_path, name="bpe")
     tokens = subwords.split("test")
@@ -201,12 +201,12 @@ def test_the_same_probabilities_give_the_same_word_perplexity_through_bytes_and_
     )
     assert from_bytes.tokens > 2 * from_bpe.tokens
     assert from_bytes.word_perplexity == pytest.approx(from_bpe.word_perplexity)
-    assert from_bytes.perplexity < 0.9 * from_bpe.perplexity  # per token nothing compares
+    assert from_bytes.perplexity < 0.9 * from_bpe.perplexity  # per-token perplexities are not comparable
     assert from_bytes.headline == from_bpe.headline == "word_perplexity"
 
 
 def with_books(folder, names, tokenizer=None):
-    """A prepared PG-19 that was made of these books, as its manifest has it."""
+    """Return a prepared PG-19 whose manifest lists these books."""
     splits = {split: [b"to be or not to be\r\n"] for split in SPLITS}
     sources = dict.fromkeys(names, "00")
     return write_corpus(folder, "mine", tokenizer or ByteTokenizer(), splits, sources, "", {"corpus": "pg19"})
@@ -266,7 +266,7 @@ def test_from_books_to_a_continued_book_with_real_commands(built, tmp_path, caps
     words = corpus.words("test")
     assert (found["tokens"], found["words"], found["words_are"]) == (len(corpus.split("test")), words, "counted")
     assert found["comparable"] is False
-    assert found["not_comparable"] == "1 of 100 books, 1 besides, counted words"  # 860 is one, 77 is not
+    assert found["not_comparable"] == "1 of 100 books, 1 besides, counted words"  # 860 is in the test split, 77 is not
     assert found["word_perplexity"] == pytest.approx(math.exp(found["nats"] / words))
     shown = command("evaluate", out, "--split", "test", "--device", "cpu").stdout
     assert "word perplexity" in shown.splitlines()[1]
@@ -276,7 +276,7 @@ def test_from_books_to_a_continued_book_with_real_commands(built, tmp_path, caps
     assert "not comparable: the beginning of the split only" in capsys.readouterr().out
 
     opening = built / "test" / "860.txt"
-    drawn = command("generate", out, "--prompt-file", opening, "--prompt-length", "40", "--length", "30")
-    assert drawn.returncode == 0, drawn.stderr
-    assert "prompt of 40 tokens" in drawn.stderr
-    assert drawn.stdout.strip()
+    sampled = command("generate", out, "--prompt-file", opening, "--prompt-length", "40", "--length", "30")
+    assert sampled.returncode == 0, sampled.stderr
+    assert "prompt of 40 tokens" in sampled.stderr
+    assert sampled.stdout.strip()

@@ -1,4 +1,4 @@
-"""Raw texts are found in folders, mirrors and archives; of several of one book the order says which is taken."""
+"""Raw texts in folders, mirrors and archives; the order of preference among several texts of a book."""
 
 import io
 import os
@@ -34,7 +34,7 @@ def put_tar(path, members):
 
 
 def taken(found):
-    """What would be built: id to bytes, the last that a stream hands out being the best."""
+    """Return the text chosen for each id; the last one that `stream` yields wins."""
     books = {raw.id: (raw, content) for raw, content in stream(found, lambda size: None)}
     result = {}
     for book_id in found.books:
@@ -83,7 +83,7 @@ def test_tars_are_streamed(tmp_path, ending):
 
 
 def test_the_order_among_several_texts_of_a_book(tmp_path):
-    """Every text is taken once those before it are gone."""
+    """Remove the preferred text again and again; the next one is chosen each time."""
     first, second = tmp_path / "first", tmp_path / "second"
     order = [
         put(first / "z/9.txt", b"1"),

@@ -1,4 +1,4 @@
-"""The text rule of PG-19: where a text begins and ends, and which words it replaces, with an invented table."""
+"""PG-19's text rule: start and end of a text, and replaced words, with an invented table."""
 
 import csv
 import hashlib
@@ -17,7 +17,7 @@ TABLE = {hashlib.sha256(word.encode()).hexdigest(): replacement for word, replac
 
 
 def slowly(text):
-    """The rule again, word by word, with the table in clear."""
+    """A straightforward version of the rule, word by word, with a plain table."""
     words = [WORDS.get(word.lower()) for word in re.findall(r"\w+", text)]
     if not any(words):
         return text
@@ -33,7 +33,7 @@ def slowly(text):
     return re.sub(r"\w+", replace, text)
 
 
-# The Kelvin sign and Σ have lower-case forms that need care, ſ and İ look as if they had.
+# The Kelvin sign and Σ have special lower-case forms; ſ and İ only seem to.
 PIECES = [*WORDS, *(word.upper() for word in WORDS), "Zorp", "\u212aalu", "zorpſ", "İ", "ſkin", "men", "Women", "child"]
 PIECES += [" ", " ", "\r\n", "\u00a0", "\u2028", ".", "'", "’", "_", "é", "7", "-", "a", "S", "\x1f", "²", "\u0301"]
 

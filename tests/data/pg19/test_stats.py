@@ -1,4 +1,4 @@
-"""The tables of built books: every number is that of the files, and a part is never taken for the whole."""
+"""Tables of built books: numbers match the files, and partial splits are marked."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def built(tmp_path):
 
 @pytest.fixture
 def small(monkeypatch):
-    """A PG-19 that has the books of `built` and no others."""
+    """Pretend that PG-19 consists of the books of `built`."""
     listed = {number: SimpleNamespace(id=number, split=split) for split in TEXTS for number in TEXTS[split]}
     monkeypatch.setattr(stats, "official", lambda: listed)
     monkeypatch.setattr(
@@ -99,7 +99,7 @@ def test_the_tables_hold_the_papers_figures_and_ours(built):
         assert f"{size.books:,}" in text
         assert f"{size.words:,}" in text
         assert f"{size.bytes:,}" in text
-    assert "68,986" in text  # words of a train book on average
+    assert "68,986" in text  # average words of a train book
     for row in CORPORA:
         for cell in row:
             assert cell in text

@@ -1,4 +1,4 @@
-"""Topics: two themes are told apart, what is no word of a theme is left out, and the command writes what it found."""
+"""Topics: two themes are separated, stop words are left out, and the command writes its results."""
 
 import itertools
 import json
@@ -32,14 +32,14 @@ def ignore(size):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Limits that suit forty books in place of thousands."""
+    """Use limits for forty books instead of thousands."""
     for name, value in {"BATCHES": 20, "BATCH": 40, "MIN_BOOKS": 0.05, "MAX_DOCUMENTS": 0.6}.items():
         monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture
 def built(tmp_path, small):
-    """Forty short books, each of one theme; all of them talk alike."""
+    """Write forty short books, each of one theme, with common stop words."""
     chance = random.Random(0)
     (tmp_path / "train").mkdir()
     for number in range(40):
@@ -69,10 +69,10 @@ def test_a_seed_gives_the_same_topics_and_another_gives_others(built):
 
 
 def test_few_books_are_read_until_there_are_enough_batches(built):
-    assert learn_topics(built, topics=2).passes == 20  # each of one batch
+    assert learn_topics(built, topics=2).passes == 20  # one batch per pass
     for path in sorted(built.glob("train/*"))[::2]:
         path.unlink()
-    assert learn_topics(built, topics=2).passes == 20  # no more, as each still has one
+    assert learn_topics(built, topics=2).passes == 20  # still one batch per pass
 
 
 def test_only_words_of_themes_are_chosen(built):

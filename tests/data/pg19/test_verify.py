@@ -1,4 +1,4 @@
-"""Built books are compared with the official ones; on real books nearly all match."""
+"""Comparison of built books with the official ones; nearly all real books match."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Counting words: as every corpus of the package does, with the paper's numbers beside it."""
+"""Word counts: the same as in every corpus of the package, next to the paper's numbers."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Sound files: any rate, any number of channels, block by block; and what is no sound."""
+"""Audio files: any rate and number of channels, read in blocks; files that are not audio are refused."""
 
 import io
 import sys
@@ -49,7 +49,7 @@ def test_what_is_louder_than_full_scale_is_cut(tmp_path):
     assert (found.min(), found.max()) == (-32768, 32767)
 
 
-def test_what_is_no_sound_is_said_to_be_none(tmp_path):
+def test_files_that_are_not_audio_are_refused(tmp_path):
     with pytest.raises(audio.UnusableError, match="cannot be read as audio"):
         list(audio.read_audio(io.BytesIO(b"RIFF and nothing that follows")))
     broken = write_audio(tmp_path / "a.flac", tone(2.0)).read_bytes()
@@ -71,7 +71,7 @@ def test_a_long_file_is_never_in_memory_at_once(tmp_path):
     assert max(held) <= audio.BLOCK
 
 
-def test_without_soundfile_the_way_to_it_is_named(monkeypatch):
+def test_without_soundfile_the_install_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(audio.AudioMissingError, match=r"pip install 'compressive\[audio\]'"):
         list(audio.read_audio(io.BytesIO()))

@@ -1,4 +1,4 @@
-"""Where clips come from, and which split each is in."""
+"""Sources of clips, and the split of each clip."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ SHARES = (0.8, 0.1, 0.1)
 
 
 def found(source):
-    """Names, splits and whether each can be opened in turn."""
+    """Return names and splits, after opening each clip in turn."""
     result = {}
     for clip in source.clips():
         with clip.open() as file:
@@ -31,7 +31,7 @@ def found(source):
 def folder(tmp_path):
     for i in range(20):
         write_audio(tmp_path / "clips" / f"speaker{i % 3}" / f"{i:02d}.{'wav' if i % 2 else 'flac'}", tone(0.2))
-    (tmp_path / "clips" / "readme.txt").write_text("no sound")
+    (tmp_path / "clips" / "readme.txt").write_text("not audio")
     return tmp_path / "clips"
 
 
@@ -93,7 +93,7 @@ def test_a_manifest_that_says_nonsense_is_refused(tmp_path, row, message):
     (tmp_path / "manifest.csv").write_text(f"split,start,end\n{row}\n")
     with pytest.raises(ValueError, match=re.escape(message)):
         list(find_clips(tmp_path, SHARES).clips())
-    (tmp_path / "manifest.csv").write_text("name\na\n")  # a list of something else
+    (tmp_path / "manifest.csv").write_text("name\na\n")  # with other columns
     assert sorted(found(find_clips(tmp_path, (0.4, 0.3, 0.3))).values()) == ["test", "train", "valid"]
 
 
@@ -132,7 +132,7 @@ def test_published_speech_has_addresses_and_checksums():
 def test_what_cannot_be_split_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist: expected a folder or an archive"):
         find_clips(tmp_path / "none", SHARES)
-    (tmp_path / "a.txt").write_text("no sound")
+    (tmp_path / "a.txt").write_text("not audio")
     with pytest.raises(ValueError, match=r"has no audio: expected files in \.wav.*found \.txt"):
         find_clips(tmp_path, SHARES)
     write_audio(tmp_path / "a.wav", tone(0.2))

@@ -1,4 +1,4 @@
-"""Samples to codes and back."""
+"""Encoding and decoding of samples."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`compressive data prepare speech`: from sound files to a corpus, and what becomes of bad ones."""
+"""`compressive data prepare speech`: from audio files to a corpus; bad files are skipped and named."""
 
 import json
 import sys
@@ -101,8 +101,8 @@ def test_without_a_source_the_embedded_seconds_are_taken(tmp_path, capsys):
     assert "already prepared" in capsys.readouterr().out
 
 
-def test_much_sound_takes_little_memory(tmp_path):
-    """Ten minutes as one clip, 29 MB of samples, and as many again for the others."""
+def test_long_audio_takes_little_memory(tmp_path):
+    """One clip of ten minutes, 29 MB of samples, and as much for valid and test."""
     noise = np.random.default_rng(0).normal(0, 0.1, 24_000)
     for split in ("train", "valid", "test"):
         write_audio(tmp_path / "in" / split / "long.wav", np.tile(noise, 600).astype(np.float32), subtype="PCM_16")
@@ -114,7 +114,7 @@ def test_much_sound_takes_little_memory(tmp_path):
     assert len(Corpus.open(tmp_path / "data" / "speech").split("train")) == 600 * 24_000
 
 
-def test_sound_has_its_own_codes_and_text_has_its(clips, tmp_path, capsys):
+def test_audio_and_text_have_different_tokenizers(clips, tmp_path, capsys):
     assert prepare("speech", "--source", clips, "--tokenizer", "bpe", "--data-dir", tmp_path) == 2
     assert "tokenizer='bpe'" in capsys.readouterr().err
     assert prepare("text", clips, "--tokenizer", "mulaw", "--data-dir", tmp_path) == 2

@@ -23,7 +23,7 @@ class Topics:
     seed: int = 0
     """Random seed; the same seed gives the same topics."""
     out: Path | None = None
-    """Folder for topics.json and topics.png; default: BUILT/topics."""
+    """Folder for topics.json and topics.png, if not BUILT/topics."""
     json: bool = False
     """Print JSON instead of tables."""
 
