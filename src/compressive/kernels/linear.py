@@ -18,7 +18,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = F
     The product has the type that autocast gives; gradients of weight and bias have their own types.
     """
     (x,) = autocasted(x)
-    out: Tensor = _Linear.apply(x, weight, bias, relu, n_frozen)
+    out: Tensor = _Linear.apply(x, weight, bias, relu, n_frozen)  # type: ignore[no-untyped-call]
     return out
 
 
