@@ -94,6 +94,8 @@ def measure(config: AgentRun, seconds: float) -> dict[str, object]:
     minibatches = torch.arange(task.n_envs, device=device).split(config.batch)
     actions = torch.zeros(task.n_envs, dtype=torch.long, device=device)
     steps_per_rollout = task.n_envs * agent.window
+    began = time.perf_counter()
+    rollout = actor.rollout()
 
     def step_envs() -> None:
         for _ in range(agent.window):
@@ -108,8 +110,6 @@ def measure(config: AgentRun, seconds: float) -> dict[str, object]:
         rollout = actor.rollout()
         learn()
 
-    began = time.perf_counter()
-    rollout = actor.rollout()
     learn()
     wait(device)
     first = time.perf_counter() - began

@@ -69,7 +69,7 @@ def configure(options: argparse.Namespace) -> AgentRun:
     """Return the preset with the given options on top."""
     preset = AgentRun.from_preset(options.preset)
 
-    def given(**values: object) -> dict[str, object]:
+    def given(**values: Any) -> dict[str, Any]:
         return {name: value for name, value in values.items() if value is not None}
 
     model = given(compression_rate=options.rate, compression=options.compression, n_layers=options.layers)
