@@ -5,7 +5,7 @@ import torch
 from compressive.model.attention import relative_attention as reference_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SHAPES = {  # batch, heads, window, compressed, recent, width of a head
+SHAPES = {  # B, H, T, C, M, K: batch, heads, window, compressed, recent, head width
     "blocks": (2, 1, 32, 16, 16, 16),
     "odd": (2, 2, 19, 13, 18, 16),
     "no compressed": (2, 1, 33, 0, 19, 16),
@@ -17,7 +17,7 @@ SHAPES = {  # batch, heads, window, compressed, recent, width of a head
 
 
 def assert_agree(found, expected):
-    """Values within 1e-5, gradients within 1e-4, of themselves; small ones of the largest."""
+    """Outputs and usage agree within 1e-5, gradients within 1e-4 of themselves or 1e-5 of the largest."""
     for part, want in expected.items():
         rtol, atol = {"out": (1e-5, 1e-5), "usage": (1e-5, 1e-6)}.get(part, (1e-4, 1e-5 * float(want.abs().max())))
         torch.testing.assert_close(
@@ -25,42 +25,43 @@ def assert_agree(found, expected):
         )
 
 
-def compare(attention, name, segmented, separate, kind=torch.float32, size=1.0):
-    """Outputs, usage and gradients of `attention` in a type, and the reference's in float64, by name.
+def compare(attention, name, segmented, separate, dtype=torch.float32, size=1.0):
+    """Output, usage and gradients of `attention` in a type, and of the reference in float64, by name.
 
-    Inputs have 16 bits, so that all types hold them; queries are as large as `size`.
+    Inputs are rounded to float16, so that every type represents them exactly; `size` scales the queries.
     """
     B, H, T, C, M, K = SHAPES[name]
-    N, draw = C + M + T, torch.Generator().manual_seed(len(name))
+    N, generator = C + M + T, torch.Generator().manual_seed(len(name))
 
     def leaf(*shape, size=1.0):
-        return (size * torch.randn(*shape, generator=draw)).half().double().requires_grad_()
+        return (size * torch.randn(*shape, generator=generator)).half().double().requires_grad_()
 
-    leaves = {"query": leaf(B, T, H, K, size=size), "key_value": leaf(B, N, 2, H, K)}
+    leaves = {"q": leaf(B, T, H, K, size=size), "kv": leaf(B, N, 2, H, K)}
     leaves |= {"u": leaf(H, K), "v": leaf(H, K), "r": leaf(N + T, H, K)}
     if separate:
-        leaves |= {"far v": leaf(H, K), "far r": leaf(N + T, H, K)}
-    valid = torch.rand(B, C + M, generator=draw) > 0.3
+        leaves |= {"v_far": leaf(H, K), "r_far": leaf(N + T, H, K)}
+    valid = torch.rand(B, C + M, generator=generator) > 0.3
     valid[0] = True  # a row that sees all of its memory
-    valid[1] &= name != "nothing remembered"  # whole tiles of which nothing is seen
-    ids = (torch.rand(B, T, generator=draw) < 0.15).cumsum(dim=1) if segmented else None
-    if ids is not None:
-        ids[0] = 0  # and in which no document starts
-    gradient = torch.randn(B, H, T, K, generator=draw).half()
+    valid[1] &= name != "nothing remembered"  # whole tiles of hidden slots
+    segments = (torch.rand(B, T, generator=generator) < 0.15).cumsum(dim=1) if segmented else None
+    if segments is not None:
+        segments[0] = 0  # and in which no document starts
+    d_out = torch.randn(B, H, T, K, generator=generator).half()
 
-    def results(attention, kind, device):
+    def results(attention, dtype, device):
+        bias_dtype = torch.promote_types(dtype, torch.float32)  # biases are parameters, never in half precision
         own = {
-            n: x.detach().to(device, torch.float32 if x.ndim == 2 and kind != torch.float64 else kind).requires_grad_()
-            for n, x in leaves.items()
+            name: x.detach().to(device, bias_dtype if x.ndim == 2 else dtype).requires_grad_()
+            for name, x in leaves.items()
         }
-        far = {"r_far": own["far r"].transpose(0, 1), "v_far": own["far v"]} if separate else {}
-        masks = [None if x is None else x.to(device) for x in (valid, ids)]
+        far = {"r_far": own["r_far"].transpose(0, 1), "v_far": own["v_far"]} if separate else {}
+        masks = [None if x is None else x.to(device) for x in (valid, segments)]
         out, usage = attention(
-            own["query"].transpose(1, 2), own["key_value"], own["r"].transpose(0, 1), own["u"], own["v"], *masks,
+            own["q"].transpose(1, 2), own["kv"], own["r"].transpose(0, 1), own["u"], own["v"], *masks,
             **far, n_compressed=C, with_usage=True,
         )  # fmt: skip
-        given = torch.autograd.grad(out, list(own.values()), gradient.to(device, kind))
-        found = {"out": out, "usage": usage, **dict(zip(own, given, strict=True))}
-        return {n: x.detach().cpu().double() for n, x in found.items()}
+        gradients = torch.autograd.grad(out, list(own.values()), d_out.to(device, dtype))
+        found = {"out": out, "usage": usage, **dict(zip(own, gradients, strict=True))}
+        return {name: x.detach().cpu().double() for name, x in found.items()}
 
-    return results(attention, kind, DEVICE), results(reference_attention, torch.float64, "cpu")
+    return results(attention, dtype, DEVICE), results(reference_attention, torch.float64, "cpu")

@@ -1,6 +1,8 @@
-"""Compile every kernel for a GPU that is not there: what the interpreter takes, a compiler may not.
+"""Compile every kernel for a Hopper GPU, on a machine without one: the interpreter accepts what a compiler refuses.
 
-python compile_worker.py attention | reconstruction | steps | training; without TRITON_INTERPRET.
+    python compile_worker.py attention | reconstruction | steps | training
+
+TRITON_INTERPRET must not be set. Prints each kernel, its constants and its bytes of shared memory.
 """
 
 import sys
@@ -10,109 +12,118 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from compressive.kernels import adam
-from compressive.kernels import add_norm as fused_norm
-from compressive.kernels import reconstruction as fused_reconstruction
-from compressive.kernels import relative_attention as fused
-from compressive.kernels import relative_attention_step as fused_step
-from compressive.kernels import sampling as fused_sampling
+from compressive.kernels import adam, add_norm, reconstruction, relative_attention, sampling
+from compressive.kernels import relative_attention_kernels as attention_kernels
+from compressive.kernels import relative_attention_step as step
 
-HOPPER, SHARED = GPUTarget("cuda", 90, 32), 227 * 1024
-TYPES = {  # of arguments, by name; sizes are i32
+HOPPER, SHARED_MEMORY = GPUTarget("cuda", 90, 32), 227 * 1024
+TYPES = {  # of arguments, by name; all others, sizes and strides, are i32
     "*bf16": (
-        "query", "key", "value", "key_value", "d_key_value", "r", "near", "far", "out", "d_out", "d_scores", "d_query",
-        "new_key", "new_value", "old", "new", "difference", "d_new", "weight", "bias", "y", "logits",
+        "q_ptr", "k_ptr", "v_ptr", "k_new_ptr", "v_new_ptr", "r_ptr", "r_far_ptr", "out_ptr", "do_ptr", "ds_ptr",
+        "dq_ptr", "old_ptr", "new_ptr", "d_new_ptr", "difference_ptr", "w_ptr", "weight_ptr", "bias_ptr", "y_ptr",
+        "logits_ptr",
     ),
-    "*fp16": ("scores",),
+    "*fp16": ("scores_ptr",),
     "*fp32": (
-        "lse", "delta", "usage", "d_r", "d_bias", "losses", "d_losses", "x", "norm_weight", "norm_bias", "residual",
-        "content_bias", "near_bias", "far_bias", "attended", "maxima", "sums", "means", "scales", "d_sum", "d_weight",
-        "norms", "factors", "noise",
+        "lse_ptr", "delta_ptr", "usage_ptr", "dr_ptr", "du_ptr", "dv_bias_ptr", "losses_ptr", "d_losses_ptr", "x_ptr",
+        "norm_weight_ptr", "norm_bias_ptr", "residual_ptr", "u_ptr", "v_bias_ptr", "v_far_ptr", "acc_ptr", "m_ptr",
+        "l_ptr", "mean_ptr", "rstd_ptr", "dz_ptr", "dweight_ptr", "dbias_ptr", "norms_ptr", "factors_ptr", "noise_ptr",
     ),
-    "*i1": ("valid", "open_lanes", "seen_old", "seen_new", "good"), "*u8": ("hidden",),
-    "*i32": ("segments",), "*i64": ("position", "addresses", "shares", "tokens"),
-    "fp32": ("scale", "factor", "share", "epsilon", "clip", "fading1", "fading2", "temperature", "top_p"),
+    "*i1": ("valid_ptr", "fully_visible_ptr", "old_valid_ptr", "new_valid_ptr", "good_ptr"),
+    "*u8": ("hidden_ptr",),
+    "*i32": ("segments_ptr",),
+    "*i64": ("position_ptr", "addresses_ptr", "work_ptr", "tokens_ptr"),
+    "fp32": (
+        "scale", "factor", "mean_factor", "eps", "max_norm", "one_minus_b1", "one_minus_b2", "temperature", "top_p",
+    ),
 }  # fmt: skip
-KINDS = {name: kind for kind, names in TYPES.items() for name in names}
+TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names}
+DESCRIPTOR_TYPES = {
+    "q_desc": "bf16", "do_desc": "bf16", "kv_desc": "bf16", "dkv_desc": "bf16", "scores_desc": "fp16", "ds_desc": "bf16"
+}  # fmt: skip
 
 
-def compiled(kernel, options, described=None, **constants):
-    """Compile a kernel, with arguments of the types that their names stand for, or with tiles of them."""
-    kinds = KINDS | {
-        name: f"tensordesc<{KINDS[name][1:]}[1, {rows}, {columns}]>"
-        for name, (rows, columns) in (described or {}).items()
+def compile_kernel(kernel, options, descriptors=None, **constants):
+    """Compile a kernel; `descriptors` gives the tile (rows, columns) of each tensor descriptor."""
+    types = TYPE_OF | {
+        name: f"tensordesc<{DESCRIPTOR_TYPES[name]}[1, {rows}, {columns}]>"
+        for name, (rows, columns) in (descriptors or {}).items()
     }
     constants |= {name: value for name, value in options.items() if name.isupper()}
     launch = {name: value for name, value in options.items() if not name.isupper()}
 
     names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names}
+    unknown = [name for name in names if name.endswith(("_ptr", "_desc")) and name not in types]
+    assert not unknown, (kernel, unknown)
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
     values = {(names.index(name),): value for name, value in constants.items()}
     found = triton.compile(ASTSource(kernel, signature, values, aligned), target=HOPPER, options=launch)
-    assert found.metadata.shared <= SHARED, (kernel, found.metadata.shared)
+    assert found.metadata.shared <= SHARED_MEMORY, (kernel, found.metadata.shared)
     print(kernel.__name__, constants, found.metadata.shared)
 
 
 def attention(width):
-    """Forward and backward."""
+    """Relative attention, forward and backward."""
 
     def tile(name):
-        return fused.compiled_for(fused.TILES[name], width, torch.bfloat16)
+        return relative_attention.tile_options(relative_attention.TILES[name], width, torch.bfloat16)
 
-    for lanes in (1, 4):
-        compiled(fused._score_positions, tile("scoring"), LANES=lanes)
-        compiled(fused._backward_positions, tile("positions"), LANES=lanes)
-    slots = tile("slots")
-    of_queries, of_slots = (slots["BLOCK_Q"], width), (slots["BLOCK_N"], width)
-    described = dict.fromkeys(("query", "d_out"), of_queries) | dict.fromkeys(("key_value", "d_key_value"), of_slots)
-    described |= dict.fromkeys(("scores", "d_scores"), (slots["BLOCK_Q"], slots["BLOCK_N"]))
-    for documents in (False, True):
-        compiled(fused._forward, tile("forward"), HAS_SEGMENTS=documents)
-        compiled(fused._backward_slots, slots, described, HAS_SEGMENTS=documents, USAGE=False)
-    compiled(fused._backward_slots, slots, described, HAS_SEGMENTS=False, USAGE=True)
-    compiled(fused._output_products, tile("content"))
-    compiled(fused._backward_content, tile("content"))
-    compiled(fused._backward_table, tile("table"))
+    for block_b in (1, 4):
+        compile_kernel(attention_kernels.position_scores_kernel, tile("position_scores"), BLOCK_B=block_b)
+        compile_kernel(attention_kernels.backward_q_position_kernel, tile("backward_q_position"), BLOCK_B=block_b)
+    kv = tile("backward_kv")
+    descriptors = dict.fromkeys(("q_desc", "do_desc"), (kv["BLOCK_Q"], width))
+    descriptors |= dict.fromkeys(("kv_desc", "dkv_desc"), (kv["BLOCK_N"], width))
+    descriptors |= dict.fromkeys(("scores_desc", "ds_desc"), (kv["BLOCK_Q"], kv["BLOCK_N"]))
+    for segments in (False, True):
+        compile_kernel(attention_kernels.forward_kernel, tile("forward"), HAS_SEGMENTS=segments)
+        compile_kernel(attention_kernels.backward_kv_kernel, kv, descriptors, HAS_SEGMENTS=segments, USAGE=False)
+    compile_kernel(attention_kernels.backward_kv_kernel, kv, descriptors, HAS_SEGMENTS=False, USAGE=True)
+    compile_kernel(attention_kernels.delta_kernel, tile("backward_q_content"))
+    compile_kernel(attention_kernels.backward_q_content_kernel, tile("backward_q_content"))
+    compile_kernel(attention_kernels.backward_r_kernel, tile("backward_r"))
 
 
-def reconstruction(width):
-    """The loss and its gradient."""
+def reconstruction_loss(width):
+    """The reconstruction loss and its gradient."""
 
     def tile(name):
-        return fused.compiled_for(fused_reconstruction.TILES[name], width, torch.bfloat16)
+        return relative_attention.tile_options(reconstruction.TILES[name], width, torch.bfloat16)
 
-    compiled(fused_reconstruction._compare, tile("compare"), FLAGS=1024)
-    compiled(fused_reconstruction._backward, tile("backward"))
+    compile_kernel(reconstruction._forward_kernel, tile("forward"), MAX_SLOTS=1024)
+    compile_kernel(reconstruction._backward_kernel, tile("backward"))
 
 
 def steps(width):
-    """A layer at one position, kernels overlapping, as wide as 8 heads."""
-    overlap = {"OVERLAP": True, "launch_pdl": True}
-    attending = overlap | {"num_warps": fused_step.ATTENDING}
+    """A decoding step of a model of 8 heads, with programmatic dependent launch."""
+    pdl = {"PDL": True, "launch_pdl": True}
+    split = pdl | {"num_warps": step.SPLIT_WARPS}
     for separate in (False, True):
-        compiled(fused_step._attend, attending, H=8, K=width, BLOCK=fused_step.BLOCK, SEPARATE=separate)
-    compiled(fused_step._join, overlap, K=width, PARTS=64)
-    compiled(fused_step._norm, overlap, EPSILON=1e-5, BLOCK=8 * width)
-    tile = overlap | {"num_warps": fused_step.WARPS, "num_stages": 1, "COLUMNS": fused_step.COLUMNS}
-    for lanes in (n for n in fused_step.LANES if n * 8 * width <= fused_step.HELD):
-        sizes = {"LANES": lanes, "BLOCK_N": 8 * width, "EPSILON": 1e-5}
+        compile_kernel(step._split_kernel, split, H=8, K=width, BLOCK_N=step.BLOCK_N, SEPARATE=separate)
+    compile_kernel(step._combine_kernel, pdl, K=width, SPLITS=64)
+    compile_kernel(step._norm_kernel, pdl, EPS=1e-5, BLOCK_D=8 * width)
+    tile = pdl | {"num_warps": step.LINEAR_WARPS, "num_stages": 1, "BLOCK_N": step.LINEAR_BLOCK_N}
+    for block_m in (n for n in step.LINEAR_BLOCKS_M if n * 8 * width <= step.MAX_NORM_TILE):
+        sizes = {"BLOCK_M": block_m, "BLOCK_D": 8 * width, "EPS": 1e-5}
         no = dict.fromkeys(("NORM", "BIAS", "RELU", "RESIDUAL", "RESIDUAL_NORM"), False)
         for yes in ((), ("NORM", "BIAS", "RELU"), ("RESIDUAL",), ("BIAS", "RESIDUAL", "RESIDUAL_NORM")):
-            inner = 8 * width if "NORM" in yes else min(8 * width, fused_step.INNER)
-            compiled(fused_step._linear, tile, INNER=inner, **sizes, **no | dict.fromkeys(yes, True))
-    for vocabulary in (256, fused_sampling.MAX_VOCAB):
-        tile = {"BLOCK": vocabulary, "CHUNK": fused_sampling.CHUNK, "num_warps": vocabulary // 32}
-        compiled(fused_sampling._choose, tile)
+            block_k = 8 * width if "NORM" in yes else min(8 * width, step.LINEAR_BLOCK_K)
+            compile_kernel(step._linear_kernel, tile, BLOCK_K=block_k, **sizes, **no | dict.fromkeys(yes, True))
+    for vocabulary in (256, sampling.MAX_VOCAB):
+        tile = {"BLOCK_V": vocabulary, "CHUNK": sampling.CHUNK, "num_warps": vocabulary // 32}
+        compile_kernel(sampling._choose_kernel, tile)
 
 
 def training(width):
-    """Norms of models as wide as 8 heads, and the update."""
-    for kernel in (fused_norm._norm, fused_norm._backward):
-        compiled(kernel, fused_norm._tile(8 * width))
-    compiled(adam._update, {"BLOCK": adam.BLOCK, "num_warps": adam.WARPS})
+    """The norms of a model of 8 heads, and the optimiser's update."""
+    for kernel in (add_norm._forward_kernel, add_norm._backward_kernel):
+        compile_kernel(kernel, add_norm._tile_options(8 * width))
+    compile_kernel(adam._update_kernel, {"BLOCK": adam.BLOCK, "num_warps": adam.NUM_WARPS})
 
+
+GROUPS = {"attention": attention, "reconstruction": reconstruction_loss, "steps": steps, "training": training}
 
 if __name__ == "__main__":
-    for width in (64, 128):
-        globals()[sys.argv[1]](width)
+    for head_width in (64, 128):
+        GROUPS[sys.argv[1]](head_width)

@@ -1,4 +1,4 @@
-"""Every kernel compiles for a GPU, and its tiles fit into shared memory, on a machine that has none."""
+"""Every kernel compiles for a Hopper GPU and fits into its shared memory; no GPU is needed."""
 
 import os
 import subprocess

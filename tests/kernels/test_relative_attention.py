@@ -11,83 +11,89 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 
 @pytest.fixture
-def fused(monkeypatch):
-    """The kernels; interpreted where there is no GPU, see conftest.py."""
-    from compressive.kernels import relative_attention as fused
+def kernels(monkeypatch):
+    """The kernel module, with small tiles; without a GPU its kernels are interpreted (conftest.py)."""
+    from compressive.kernels import relative_attention
 
-    monkeypatch.setattr(fused, "TILES", {kernel: {128: (16, 16, 4, 1)} for kernel in fused.TILES})  # more in less time
-    monkeypatch.setattr(fused, "ALIGNED", 16)
-    return fused
+    small = {kernel: {128: (16, 16, 4, 1)} for kernel in relative_attention.TILES}
+    monkeypatch.setattr(relative_attention, "TILES", small)
+    monkeypatch.setattr(relative_attention, "ROW_ALIGNMENT", 16)
+    return relative_attention
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
 @pytest.mark.parametrize("segmented", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_kernels_agree_with_the_reference_attention(fused, name, segmented, separate):
-    assert_agree(*compare(fused.relative_attention, name, segmented, separate))
+def test_kernels_agree_with_the_reference_attention(kernels, name, segmented, separate):
+    assert_agree(*compare(kernels.relative_attention, name, segmented, separate))
 
 
 @pytest.mark.parametrize("name", ["odd", "no recent", "nothing remembered"])
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
-def test_scores_that_nobody_may_see_can_be_anything(fused, monkeypatch, name, separate):
-    """They are not computed: what memory held before is reckoned with, and then not looked at.
+def test_scores_of_future_slots_can_be_anything(kernels, monkeypatch, name, separate):
+    """They are never written; kernels load whatever the memory held before, and must mask it.
 
-    Kernels read what others have written, in tiles of other sizes: so there is something that was not.
+    Kernels that read scores have larger tiles here than those that write them, so that they do load such elements.
     """
-    large = {"forward": (32, 32, 4, 1), "content": (32, 32, 4, 1), "positions": (16, 32, 4, 1), "table": (16, 32, 4, 1)}
+    large = {
+        "forward": (32, 32, 4, 1), "backward_q_content": (32, 32, 4, 1),
+        "backward_q_position": (16, 32, 4, 1), "backward_r": (16, 32, 4, 1),
+    }  # fmt: skip
     for kernel, tile in large.items():
-        monkeypatch.setitem(fused.TILES, kernel, {128: tile})
-    monkeypatch.setattr(fused, "ALIGNED", 32)
+        monkeypatch.setitem(kernels.TILES, kernel, {128: tile})
+    monkeypatch.setattr(kernels, "ROW_ALIGNMENT", 32)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True)
     try:
-        assert torch.empty(2).isnan().all()  # what memory held before, from here on
-        found = compare(fused.relative_attention, name, True, separate)
+        assert torch.empty(2).isnan().all()  # new memory is full of NaN from here on
+        found = compare(kernels.relative_attention, name, True, separate)
     finally:
         torch.use_deterministic_algorithms(False)
     assert_agree(*found)
 
 
-@pytest.mark.parametrize("lanes", [2, 3, 4])
-def test_queries_that_are_scored_together_fill_several_tiles(fused, monkeypatch, lanes):
-    monkeypatch.setitem(SHAPES, "long", (lanes, 1, 75, 20, 30, 16))
-    assert_agree(*compare(fused.relative_attention, "long", False, lanes == 4))
+@pytest.mark.parametrize("batch", [2, 3, 4])
+def test_strided_queries_fill_several_tiles(kernels, monkeypatch, batch):
+    monkeypatch.setitem(SHAPES, "long", (batch, 1, 75, 20, 30, 16))
+    assert_agree(*compare(kernels.relative_attention, "long", False, batch == 4))
 
 
-def test_lanes_are_shared_out_among_programs_where_rows_and_heads_are_few(fused, monkeypatch):
-    monkeypatch.setitem(SHAPES, "lanes", (5, 1, 3, 2, 1, 16))
-    monkeypatch.setattr(fused, "PROGRAMS", 12)  # of 4 programs with all lanes: 2 lanes each, 1 for the last
-    assert_agree(*compare(fused.relative_attention, "lanes", False, False))
+def test_the_batch_is_split_among_programs_where_rows_of_r_and_heads_are_few(kernels, monkeypatch):
+    monkeypatch.setitem(SHAPES, "batch", (5, 1, 3, 2, 1, 16))
+    monkeypatch.setattr(kernels, "MIN_PROGRAMS", 12)  # 4 programs for the whole batch: now 2 rows each, 1 for the last
+    assert_agree(*compare(kernels.relative_attention, "batch", False, False))
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
 @pytest.mark.parametrize("size", [1.0, 40.0], ids=["small scores", "large scores"])
-def test_half_precision(fused, size, separate):
-    """What position scores and gradients of 16 bits cost, up to scores of some hundreds, as trained models have them.
+def test_half_precision(kernels, size, separate):
+    """The error of 16-bit position scores and gradients stays below 2 %, up to scores of some hundreds.
 
-    In float16, as the interpreter multiplies bfloat16 wrongly.
+    Trained models have such scores. In float16, because the interpreter multiplies bfloat16 wrongly.
     """
-    found, expected = compare(fused.relative_attention, "odd", False, separate, torch.float16, size)
+    found, expected = compare(kernels.relative_attention, "odd", False, separate, torch.float16, size)
     for part, want in expected.items():
         assert (found[part] - want).norm() < 0.02 * want.norm(), part
 
 
 @pytest.mark.parametrize("width", [16, 32, 64, 128])
-def test_a_hidden_score_is_exact_when_scaled(fused, width):
-    """GPUs round a product and a difference once, together: equal scores must leave no error of rounding behind."""
-    assert width in fused.HEAD_WIDTHS
-    hidden, scale = torch.tensor(fused.HIDDEN.value), torch.tensor(width**-0.5 * fused.LOG2_E)
+def test_a_hidden_score_is_exact_when_scaled(kernels, width):
+    """A fused multiply-add rounds once: the difference of two equal hidden scores must still be zero."""
+    from compressive.kernels.relative_attention_kernels import HIDDEN, LOG2_E
+
+    assert width in kernels.HEAD_WIDTHS
+    hidden, scale = torch.tensor(HIDDEN.value), torch.tensor(width**-0.5 * LOG2_E)
     assert float(hidden * scale) == float(hidden) * float(scale)
     assert float(hidden * scale) < -1e20
 
 
-def test_shapes_are_known_without_running(fused):
+def test_shapes_are_known_without_running(kernels):
     with torch.device("meta"):
         q, k, r = (torch.empty(shape) for shape in ((2, 8, 3, 16), (2, 20, 2, 3, 16), (28, 3, 16)))
         valid = torch.ones(2, 12, dtype=torch.bool)
-        inputs = (q, q, q, k, r, r, valid, valid[:, 0], None, 4, False)
-        out, lse = fused.attend(q, q[0, :3], *inputs)
-        received = fused.attention_received(*inputs, lse)
+        inputs = (q, q, None, k, r, None, valid, valid[:, 0], None, 4)
+        out, lse = kernels.attend(q, q[0, :2], *inputs)
+        received = kernels.attention_received(*inputs, lse)
     assert (out.shape, lse.shape) == ((2, 8, 3, 16), (3, 2, 8))
     assert received.shape == (2, 20)
 
@@ -95,7 +101,7 @@ def test_shapes_are_known_without_running(fused):
 @pytest.mark.parametrize("model", [
     {}, {"compression": "most_used", "compression_loss": "none"}, {"compressed_positions": "separate", "norm": "pre"},
 ])  # fmt: skip
-def test_a_model_is_the_same_with_either(fused, model):
+def test_a_model_is_the_same_with_either(kernels, model):
     """Losses, gradients and memories over some windows, a document starting in the middle of one."""
     config = tiny_config(d_model=16, n_heads=1, window=12, memory_size=12, compressed_size=6, **model)
     tokens = torch.randint(config.vocab_size, (2, 49), generator=torch.Generator().manual_seed(0)).to(DEVICE)

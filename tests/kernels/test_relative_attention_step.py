@@ -1,4 +1,4 @@
-"""The step kernels against plain torch, in Triton's interpreter: any shape, both schemes, both norms, all lanes."""
+"""The step kernels against plain torch, in Triton's interpreter: any shape, both schemes, both norms."""
 
 import pytest
 import torch
@@ -7,45 +7,46 @@ from torch import nn
 
 from compressive.inference.fast_decoder import FastDecoder, FastLayer, step_kernels
 from compressive.model.attention import Positions
-from compressive.model.decoding import Now, relative_attention_step
+from compressive.model.decoding import Now
+from compressive.model.decoding import relative_attention_step as reference_step
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {  # B, H, C, M, T, K
-    "one part": (1, 2, 3, 5, 4, 16),
-    "many parts": (2, 3, 50, 40, 70, 16),
+    "one split": (1, 2, 3, 5, 4, 16),
+    "many splits": (2, 3, 50, 40, 70, 16),
     "no compressed": (2, 1, 0, 66, 9, 32),
     "no memory": (3, 2, 0, 0, 5, 16),
 }
 
 
 @pytest.fixture
-def fused():
-    """The kernels; interpreted where there is no GPU, see conftest.py."""
-    from compressive.kernels import relative_attention_step as fused_step
+def kernels():
+    """The kernel module; without a GPU its kernels are interpreted (conftest.py)."""
+    from compressive.kernels import relative_attention_step
 
-    return fused_step
+    return relative_attention_step
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("name", SHAPES)
-def test_kernels_agree_with_the_plain_step(fused, name, dtype, tolerance, separate):
+def test_kernels_agree_with_the_reference_step(kernels, name, dtype, tolerance, separate):
     B, H, C, M, T, K = SHAPES[name]
     N = C + M + T
-    draw = torch.Generator().manual_seed(len(name))
+    generator = torch.Generator().manual_seed(len(name))
 
     def normal(*shape):
-        return torch.randn(*shape, generator=draw).to(dtype).to(DEVICE)
+        return torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
 
     q, k, v = normal(B, 3, H, K).unbind(dim=1)
     keys, values, r, u, v_bias = normal(B, H, N, K), normal(B, H, N, K), normal(H, N, K), normal(H, K), normal(H, K)
     far = {"r_far": normal(H, N, K), "v_far": normal(H, K)} if separate else {"r_far": None, "v_far": None}
-    position = torch.randint(T, (B,), generator=draw)  # rows are at different positions
+    position = torch.randint(T, (B,), generator=generator)  # rows are at different positions
     slots = torch.arange(N)
-    hidden = (torch.rand(B, N, generator=draw) < 0.5) | (slots > C + M + position[:, None])
-    hidden[:, : C + M][0] = True  # whole parts are unseen
+    hidden = (torch.rand(B, N, generator=generator) < 0.5) | (slots > C + M + position[:, None])
+    hidden[:, : C + M][0] = True  # whole splits are hidden
     hidden[torch.arange(B), C + M + position] = False
     distance = (C + M + position[:, None] - slots).clamp(min=0)
     now = Now(*(x.to(DEVICE) for x in (position, distance.expand(H, -1, -1), hidden)))
@@ -53,19 +54,19 @@ def test_kernels_agree_with_the_plain_step(fused, name, dtype, tolerance, separa
     caches = [keys.double(), values.double()]
     positions = Positions(*(None if x is None else x.double() for x in (r, v_bias, *far.values())))
     exact = [x.double() for x in (q, k, v)]
-    want, _ = relative_attention_step(*exact, *caches, u.double(), positions, now, C, C + M)
-    got = fused.relative_attention_step(
+    want, _ = reference_step(*exact, *caches, u.double(), positions, now, C, C + M)
+    got = kernels.relative_attention_step(
         q, k, v, keys, values, r, u, v_bias, now.position, now.hidden, **far, n_compressed=C, n_memory=C + M
     )
     torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance)
-    assert torch.equal(keys.double(), caches[0])  # both have written the position, and nothing else
+    assert torch.equal(keys.double(), caches[0])  # both have written the new position, and nothing else
     assert torch.equal(values.double(), caches[1])
 
 
 @pytest.mark.parametrize(("B", "K", "N"), [(1, 24, 40), (19, 40, 24), (2, 600, 17)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("variant", ["plain", "norm, relu", "residual", "normed residual"])
-def test_linear_maps_with_what_is_around_them(fused, B, K, N, dtype, variant):
+def test_linear_layers_with_norm_relu_and_residual(kernels, B, K, N, dtype, variant):
     torch.manual_seed(0)
     x, residual = 2 * torch.randn(B, K, device=DEVICE) + 1, torch.randn(B, N, device=DEVICE)
     linear = nn.Linear(K, N, bias=variant != "plain", device=DEVICE).to(dtype).requires_grad_(False)
@@ -81,7 +82,7 @@ def test_linear_maps_with_what_is_around_them(fused, B, K, N, dtype, variant):
     else:
         options = {"residual": residual, "residual_norm": norm}
         before, after = x, lambda y: y + norm(residual)
-    got = fused.linear_step(x, linear.weight, linear.bias, **options)
+    got = kernels.linear_step(x, linear.weight, linear.bias, **options)
     want = after(linear.float()(before.to(dtype).float()))
     assert got.dtype == (torch.float32 if "residual" in variant else dtype)
     torch.testing.assert_close(got.float(), want, rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-2)
@@ -89,7 +90,7 @@ def test_linear_maps_with_what_is_around_them(fused, B, K, N, dtype, variant):
 
 @pytest.mark.parametrize("positions", ["shared", "separate"])
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_model_steps_with_the_kernels_as_without(fused, positions, norm):
+def test_a_model_steps_with_the_kernels_as_without(kernels, positions, norm):
     config = tiny_config(
         d_model=32, compressed_positions=positions, norm=norm, memory_size=(6, 3), compressed_size=(3, 2)
     )

@@ -1,4 +1,4 @@
-"""Drawing as one kernel against torch's, in Triton's interpreter: the same tokens from the same noise."""
+"""Sampling as one kernel against torch's, in Triton's interpreter: the same tokens from the same noise."""
 
 import pytest
 import torch
@@ -10,19 +10,15 @@ from compressive.inference.sampling import filter_logits
 pytest.importorskip("triton", reason="triton is not installed")
 
 
-def drawn(V, kind, **settings):
-    """What both ways draw, and the logits and noise that they draw from; many logits are equal."""
+@pytest.fixture
+def choose():
+    """The kernel; without a GPU it is interpreted (conftest.py)."""
     from compressive.kernels.sampling import choose
 
-    torch.manual_seed(0)
-    logits = (3 * torch.randn(64, V)).round(decimals=1).to(kind).to(DEVICE)
-    noise = torch.empty(64, V, device=DEVICE).exponential_()
-    ours = choose(logits, noise, **settings)
-    theirs = reference_choose(logits.cpu(), noise.cpu(), **settings).to(DEVICE)
-    return ours, theirs, logits
+    return choose
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
 @pytest.mark.parametrize("V", [1, 7, 64, 100])
 @pytest.mark.parametrize("settings", [
     {"temperature": 1.0, "top_p": 1.0, "top_k": 0},
@@ -31,26 +27,26 @@ def drawn(V, kind, **settings):
     {"temperature": 1.0, "top_p": 0.61, "top_k": 9},
     {"temperature": 0.0, "top_p": 0.9, "top_k": 0},
 ], ids=["all", "nucleus", "top-k", "both", "most likely"])  # fmt: skip
-def test_the_same_tokens_are_drawn(V, kind, settings):
-    ours, theirs, _ = drawn(V, kind, **settings)
-    assert ours.dtype == theirs.dtype
-    assert ours.tolist() == theirs.tolist()
+def test_the_same_tokens_are_sampled(choose, V, dtype, settings):
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(64, V)).round(decimals=1).to(dtype).to(DEVICE)  # many are equal
+    noise = torch.empty(64, V, device=DEVICE).exponential_()
+    found = choose(logits, noise, **settings)
+    want = reference_choose(logits.cpu(), noise.cpu(), **settings)  # on a CPU the dispatcher chooses the reference
+    assert found.dtype == want.dtype
+    assert found.tolist() == want.tolist()
 
 
-def test_tokens_that_may_not_be_drawn_are_not_even_where_noise_favours_them():
-    from compressive.kernels.sampling import choose
-
+def test_excluded_tokens_are_never_sampled_even_where_noise_favours_them(choose):
     torch.manual_seed(0)
     logits = torch.randn(200, 20, device=DEVICE)
     kept = filter_logits(logits, top_p=0.5, top_k=6) > -torch.inf
-    noise = torch.where(kept, 1e6, 1e-6)  # what may not be drawn would win every race
+    noise = torch.where(kept, 1e6, 1e-6)  # excluded tokens would win every race
     tokens = choose(logits, noise, temperature=1.0, top_p=0.5, top_k=6)
     assert kept.gather(1, tokens[:, None]).all()
 
 
-def test_a_token_of_probability_zero_is_never_drawn():
-    from compressive.kernels.sampling import choose
-
+def test_a_token_of_probability_zero_is_never_sampled(choose):
     logits = torch.full((4, 8), -torch.inf, device=DEVICE)
     logits[:, 3] = 1.0
     noise = torch.ones(4, 8, device=DEVICE)
