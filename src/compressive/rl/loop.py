@@ -15,6 +15,7 @@ from torch import Tensor
 
 from compressive.config.agent import AgentRun
 from compressive.distributed import World
+from compressive.kernels.dispatch import describe, explain
 from compressive.rl.acting import Actor, Outcomes, Rollout
 from compressive.rl.agent.agent import Agent
 from compressive.rl.env.build import build_task
@@ -80,6 +81,9 @@ def train(run: AgentFolder) -> int:
             f"training {run.folder} on {config.task.name}, {config.task.envs} environments, core {config.agent.core}, "
             f"{device}{actors}, {options.precision}, {where}"
         )
+        if config.agent.core in ("compressive", "txl"):
+            for line in describe(explain(config.memory, device=device.type, precision=options.precision, agent=True)):
+                recorder.say(line)
         rollouts = step // steps_per_rollout
         while step < options.steps and not stopping and not out_of_time:
             rollout = source.rollout()
