@@ -22,7 +22,7 @@ COMMANDS = {
     "data pg19 stats": ("pg19.stats", "print the paper's PG-19 tables for the built books"),
     "data pg19 topics": ("pg19.topics", "learn topics of the built books"),
     "rl train": ("rl.train", "train an agent whose memory is the Compressive Transformer"),
-    "rl evaluate": ("rl.evaluate", "run whole episodes of an agent, a random policy or an oracle: returns, right choices"),
+    "rl evaluate": ("rl.evaluate", "evaluate an agent, a random policy or an oracle: returns, right choices"),
     "rl watch": ("rl.watch", "run one episode and write it as a GIF or as images"),
     "bench": ("bench", "measure training and generation speed on this machine"),
     "export": ("export", "export a run's model as one folder"),
