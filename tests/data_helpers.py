@@ -6,6 +6,7 @@ import lzma
 import os
 import time
 import zipfile
+from collections.abc import Callable
 
 
 def sha(data):
@@ -18,7 +19,8 @@ def pack(path, name, data):
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(name, data)
     else:
-        path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(data))
+        compressors: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".xz": lzma.compress}
+        path.write_bytes(compressors.get(path.suffix, bytes)(data))
     return path
 
 

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from compressive import CompressiveLM, Memory, ModelConfig
+from compressive.config.model import Compression
+from compressive.model.embedding import TiedEmbedding
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
-COMPRESSIONS = ["max", "mean", "conv", "dilated", "most_used", "gru", "attention"]
-TRAINABLE = ["conv", "dilated", "gru", "attention"]
+COMPRESSIONS: list[Compression] = ["max", "mean", "conv", "dilated", "most_used", "gru", "attention"]
+TRAINABLE: list[Compression] = ["conv", "dilated", "gru", "attention"]
 
 
 def benchmark(name: str) -> ModuleType:
@@ -31,7 +33,7 @@ def benchmark(name: str) -> ModuleType:
 
 def tiny_config(**values: Any) -> ModelConfig:
     """A model that runs in milliseconds, with every size different from the others."""
-    defaults = {
+    defaults: dict[str, Any] = {
         "vocab_size": 11, "n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12,
         "window": 4, "memory_size": 6, "compressed_size": 3, "compression_rate": 2,
     }  # fmt: skip
@@ -46,6 +48,18 @@ def build(config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float64
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
+
+
+def tied_embedding(model: CompressiveLM) -> TiedEmbedding:
+    """The model's embedding, which must be one table."""
+    assert isinstance(model.embedding, TiedEmbedding)
+    return model.embedding
+
+
+def gradient(parameter: Tensor) -> Tensor:
+    """The gradient of a parameter, which must have one."""
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def random_tokens(config: ModelConfig, batch: int, time: int, seed: int = 0) -> Tensor:
@@ -98,22 +112,26 @@ def reference_params(model: CompressiveLM) -> dict[str, Any]:
     def matrix(linear: nn.Linear) -> np.ndarray:
         return array(linear.weight).T
 
-    config = model.config
-    params: dict[str, Any] = {"embedding": array(model.embedding.table), "output_bias": array(model.embedding.bias)}
+    config, embedding = model.config, tied_embedding(model)
+    params: dict[str, Any] = {"embedding": array(embedding.table), "output_bias": array(embedding.bias)}
     if config.norm == "pre":
         norm = model.trunk.final_norm
+        assert isinstance(norm, nn.LayerNorm)
         params |= {"final_gain": array(norm.weight), "final_bias": array(norm.bias)}
     params["layers"] = []
     for layer in model.trunk.layers:
         attention, compression = layer.attention, layer.compression
+        widen, _, _, narrow = layer.mlp
+        assert isinstance(widen, nn.Linear)
+        assert isinstance(narrow, nn.Linear)
         Wk, Wv = np.split(matrix(attention.key_value), 2, axis=1)
         values = {
             "Wq": matrix(attention.query), "Wk": Wk, "Wv": Wv, "Wo": matrix(attention.output),
             "Wr": matrix(attention.relative), "u": array(attention.content_bias), "v": array(attention.position_bias),
             "ln1_gain": array(layer.attention_norm.weight), "ln1_bias": array(layer.attention_norm.bias),
             "ln2_gain": array(layer.mlp_norm.weight), "ln2_bias": array(layer.mlp_norm.bias),
-            "W1": matrix(layer.mlp[0]), "b1": array(layer.mlp[0].bias),
-            "W2": matrix(layer.mlp[3]), "b2": array(layer.mlp[3].bias),
+            "W1": matrix(widen), "b1": array(widen.bias),
+            "W2": matrix(narrow), "b2": array(narrow.bias),
             "compressor": None if compression is None else compressor_params(config, compression),
         }  # fmt: skip
         if attention.separate:
@@ -125,7 +143,7 @@ def reference_params(model: CompressiveLM) -> dict[str, Any]:
     return params
 
 
-def compressor_params(config: ModelConfig, compression: nn.Module) -> dict[str, Any]:
+def compressor_params(config: ModelConfig, compression: Any) -> dict[str, Any]:
     def array(x: Tensor) -> np.ndarray:
         return x.detach().double().numpy()
 

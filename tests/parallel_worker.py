@@ -1,4 +1,4 @@
-"""One of the processes that tests/test_parallel.py starts: trains runs in worlds of several processes."""
+"""One of the processes that tests/test_distributed.py starts: trains runs in worlds of several processes."""
 
 import dataclasses
 import json
@@ -6,16 +6,18 @@ import os
 import signal
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from compressive import CompressiveLM
 from compressive.cli import guarded, leave
 from compressive.config import RunConfig
 from compressive.distributed import World, join
-from compressive.runs import checkpoint
 from compressive.runs.run import Run
 from compressive.training import loop, step
+from compressive.training.schedule import is_update
 
 
 class FaultyOnOne(CompressiveLM):
@@ -28,6 +30,7 @@ class FaultyOnOne(CompressiveLM):
         if self.training:
             type(self).calls += 1
             if type(self).calls == 5 and os.environ["RANK"] == "1":
+                assert out.nll is not None
                 return dataclasses.replace(out, nll=out.nll * float("nan"))
         return out
 
@@ -36,22 +39,21 @@ def train(world: World, folder: str, config: dict, dtype: str = "float64", fault
     """Train one run; `fault` says what is to go wrong."""
     torch.set_default_dtype(getattr(torch, dtype))
     if fault == "nan on one":
-        loop.build_model = FaultyOnOne
+        mock.patch.object(loop, "build_model", FaultyOnOne).start()
     if fault == "signal to all" or (fault == "signal to one" and world.rank == 1):
-        real = step.is_update
 
         def interrupted(number, options):
             if number == 7:
                 signal.raise_signal(signal.SIGTERM)
-            return real(number, options)
+            return is_update(number, options)
 
-        step.is_update = interrupted
+        mock.patch.object(step, "is_update", interrupted).start()
     if fault == "one cannot load" and world.rank == 1:
 
         def fail(*_):
             raise OSError("disk on fire")
 
-        checkpoint.HuggingFaceStorageReader.read_data = fail
+        mock.patch.object(HuggingFaceStorageReader, "read_data", fail).start()
     run = world.first(lambda: Run.create(Path(folder), RunConfig.from_tables(config)))
     code = loop.train(run, world)
     (Path(folder) / f"code-{world.rank}").write_text(str(code))

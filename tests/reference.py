@@ -149,7 +149,7 @@ def _update(
     errors = []
     if n_cm > 0 and n_s // rate > 0:
         old = np.stack([line[s] if valid[s] else np.zeros(config.d_model) for s in range(n_s)])  # line 8
-        new, new_valid = _compress(config, rate, p.get("compressor"), old, valid[:n_s], usage[:n_s])  # line 9
+        new, new_valid = _compress(config, rate, p.get("compressor", {}), old, valid[:n_s], usage[:n_s])  # line 9
         compressed = np.concatenate([compressed, new])[-n_cm:]  # line 11
         compressed_valid = (compressed_valid + new_valid)[-n_cm:]
         if config.compression_loss == "attention" and not started:
@@ -161,7 +161,7 @@ def _update(
 
 
 def _compress(
-    config: Any, rate: int, p: dict | None, old: Array, valid: list[bool], usage: list[float]
+    config: Any, rate: int, p: dict, old: Array, valid: list[bool], usage: list[float]
 ) -> tuple[Array, list[bool]]:
     """Algorithm 1, line 9: f_c from n_s old slots to floor(n_s / c) new ones, with their valid flags."""
     n_new, kind = len(old) // rate, config.compression

@@ -3,6 +3,7 @@
 import json
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -55,8 +56,12 @@ def test_another_package_is_asked_for_the_same_sizes(peers, monkeypatch):
         def generate(self, start, length):
             sampled.append((tuple(start.shape), length))
 
-    package = ModuleType("compressive_transformer_pytorch")
-    package.CompressiveTransformer = lambda **sizes: made.append(Net(**sizes)) or made[-1]
+    def make(**sizes):
+        made.append(Net(**sizes))
+        return made[-1]
+
+    package: Any = ModuleType("compressive_transformer_pytorch")
+    package.CompressiveTransformer = make
     package.AutoregressiveWrapper = Wrapper
     monkeypatch.setitem(sys.modules, package.__name__, package)
     for lean in (False, True):

@@ -1,14 +1,22 @@
 """Steps in place: the same as steps from state to state, in buffers that stay where they are."""
 
+from typing import Any
+
 import pytest
 import torch
-from helpers import build, random_tokens, tiny_config
+from helpers import build, random_tokens, tied_embedding, tiny_config
 
-from compressive import DecodingState
+from compressive import CompressiveLM, DecodingState
 from compressive.config import TrainConfig
 from compressive.distributed import World
 from compressive.inference import generate as generation
-from compressive.inference.fast_decoder import FastDecoder, StepGraph
+from compressive.inference.fast_decoder import FastDecoder, FastLayer, StepGraph
+
+
+def first_layer(decoder):
+    assert decoder.layers is not None
+    assert isinstance(decoder.layers[0], FastLayer)
+    return decoder.layers[0]
 
 
 def as_captured(function):
@@ -128,7 +136,7 @@ def test_a_decoder_shares_the_weights_of_its_model():
     for (name, ours), theirs in zip(model.named_parameters(), steps.parameters(), strict=True):
         assert ours.data_ptr() == theirs.data_ptr(), name
     attention = model.trunk.layers[0].attention
-    joined = decoder.layers[0].joined
+    joined = first_layer(decoder).joined
     assert torch.equal(joined, torch.cat([attention.query.weight, attention.key_value.weight]))
     assert decoder.capture() is None  # on a CPU
 
@@ -153,10 +161,11 @@ def test_under_autocast_matrices_are_turned_once():
             want, states[0] = model.step(tokens, states[0])
             got, states[1] = decoder.step(tokens, states[1])
             assert torch.equal(got, want)
-    layer = steps.trunk.layers[0]
-    assert decoder.layers[0].joined.dtype == torch.bfloat16
+    assert isinstance(steps, CompressiveLM)
+    layer: Any = steps.trunk.layers[0]
+    assert first_layer(decoder).joined.dtype == torch.bfloat16
     assert layer.attention.output.weight.dtype == layer.mlp[0].bias.dtype == torch.bfloat16
-    assert layer.mlp_norm.weight.dtype == steps.embedding.table.dtype == torch.float32
+    assert layer.mlp_norm.weight.dtype == tied_embedding(steps).table.dtype == torch.float32
     assert layer.compression.kernel.weight.dtype == torch.bfloat16
     assert steps.initial_memory(1).recent[0].dtype == torch.float32
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def test_a_prompt_of_any_length_is_read_as_the_windowed_pass_reads_it(length, va
 def test_tokens_are_those_that_reading_everything_again_would_draw(prompt_length):
     config = tiny_config()
     model, prompt = build(config), random_tokens(config, 1, prompt_length)[0]
-    settings = {"temperature": 1.3, "top_p": 0.9, "top_k": 8}
+    settings: dict[str, Any] = {"temperature": 1.3, "top_p": 0.9, "top_k": 8}
     got = torch.stack(list(generate(model, prompt, 15, samples=3, seed=4, **settings)), dim=1)
 
     generator, text = torch.Generator().manual_seed(4), prompt.expand(3, -1)
@@ -97,7 +98,8 @@ def test_what_cannot_be_done_is_refused_before_anything_is_read(prompt, settings
 def watch(length, every):
     """Draw so many tokens; return live bytes and the seconds each token took, stretch by stretch."""
     config = tiny_config(window=8, memory_size=8, compressed_size=8, d_model=16)
-    sizes, seconds = [], [[]]
+    sizes: list[int] = []
+    seconds: list[list[float]] = [[]]
     tokens = generate(build(config, dtype=torch.float32), torch.tensor([1]), length, samples=2)
     before = time.perf_counter()
     for count, _ in enumerate(tokens, start=1):

@@ -93,8 +93,8 @@ def test_large_scores_survive_half_precision():
     def attend(dtype):
         query, *slots = (x.to(dtype) for x in halves)
         kv = torch.stack(slots).permute(1, 3, 0, 2, 4)
-        biases = [bias.to(dtype)] * 2
-        return relative_attention(query, kv, r.bfloat16().to(dtype), *biases, valid, with_usage=True)
+        u = v = bias.to(dtype)
+        return relative_attention(query, kv, r.bfloat16().to(dtype), u, v, valid, with_usage=True)
 
     exact = attend(torch.float64)[1]
     content, position = halves[0] @ halves[1].mT, halves[0] @ r.bfloat16()[:, :N].mT

@@ -48,6 +48,7 @@ def test_convolution_is_a_convolution():
     compressor, old = make("conv"), evicted(7)
     conv = nn.Conv1d(8, 8, 3, stride=3).double()
     conv.weight.data = torch.unflatten(compressor.kernel.weight.data, 1, (3, 8)).transpose(1, 2)
+    assert conv.bias is not None
     conv.bias.data = compressor.kernel.bias.data
     torch.testing.assert_close(compressor(old)[0], conv(old.slots.transpose(1, 2)).transpose(1, 2))
 
@@ -92,5 +93,6 @@ def test_convolutions_start_at_the_scale_of_their_input(kind):
     config = tiny_config(compression=kind, d_model=64, n_heads=2, window=12, compression_rate=3, n_layers=9)
     torch.manual_seed(0)
     compressor = CompressiveTransformer(config).layers[0].compression
+    assert compressor is not None
     new, _ = compressor(Evicted(torch.randn(8, 48, 64), torch.ones(8, 48, dtype=torch.bool), None))
     assert 0.5 < new.std() < 1.5

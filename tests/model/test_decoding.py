@@ -197,7 +197,8 @@ def test_interleaved_forks_do_not_disturb_each_other(fork):
     model, prompt = build(config), random_tokens(config, 1, 6)
     _, state = stepped(model, prompt, model.decoding_state(model.initial_memory(1)))
     texts = [random_tokens(config, 1, 9, seed=s) for s in (1, 2)]
-    states, logits = [state, fork(state)], [[], []]
+    states = [state, fork(state)]
+    logits: list[list[torch.Tensor]] = [[], []]
     for t in range(9):
         for i in (0, 1):
             out, states[i] = model.step(texts[i][:, t], states[i])

@@ -34,8 +34,8 @@ def filled(config, batch=2, windows=5):
 
 
 def equal(a: Memory, b: Memory):
-    a, b = a.state_dict(), b.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    ours, theirs = a.state_dict(), b.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
 
 
 def test_shapes_follow_the_configuration_layer_by_layer():

@@ -93,13 +93,13 @@ def close(got, want):
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-9, atol=1e-9)
 
 
-def test_the_reference_notices_a_wrong_model():
+def test_the_reference_notices_a_wrong_model(monkeypatch):
     """The comparison can fail: a model whose relative positions are off by one slot is caught."""
     config = ModelConfig(vocab_size=7, n_layers=1, d_model=8, n_heads=2, d_ff=6, window=3, memory_size=3,
                          compressed_size=2, compression_rate=3)  # fmt: skip
     model = build(config)
     original = model.trunk.position_code
-    model.trunk.position_code = lambda distances, dtype: original(distances + 1, dtype)
+    monkeypatch.setattr(model.trunk, "position_code", lambda distances, dtype: original(distances + 1, dtype))
     tokens = random_tokens(config, 1, 3)
     want = reference.run(reference_config(config), reference_params(model), [tokens.numpy()])[0]
     with torch.no_grad():

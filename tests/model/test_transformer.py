@@ -1,6 +1,7 @@
 """What the trunk promises: causality, reach, documents kept apart, memory that stays small, compilation."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -293,7 +294,8 @@ def test_dropout_acts_on_input_position_code_output_and_hidden_units():
 def test_weights_start_smaller_in_deeper_models(n_layers):
     torch.manual_seed(0)
     model = CompressiveLM(ModelConfig(n_layers=n_layers, d_model=128, d_ff=512, n_heads=2))
-    layer, gain = model.trunk.layers[0], 2 / n_layers**0.5
+    gain = 2 / n_layers**0.5
+    layer: Any = model.trunk.layers[0]
     for linear, variance in ((layer.attention.query, gain), (layer.mlp[3], gain), (layer.compression.kernel, 1.0)):
         assert linear.weight.std().item() == pytest.approx((variance / linear.in_features) ** 0.5, rel=0.02)
     assert not layer.mlp[0].bias.any()

@@ -4,6 +4,7 @@ import io
 import json
 import sys
 import types
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -78,7 +79,7 @@ def test_a_sink_that_is_not_installed_is_named(tmp_path, monkeypatch):
 
 def test_metrics_reach_other_sinks(tmp_path, monkeypatch):
     """Stand-ins with the real names: what matters is what they are told."""
-    told = []
+    told: list[Any] = []
 
     class Writer:
         def __init__(self, folder):
@@ -97,9 +98,9 @@ def test_metrics_reach_other_sinks(tmp_path, monkeypatch):
         def finish(self):
             told.append("finished")
 
-    board = types.ModuleType("torch.utils.tensorboard")
+    board: Any = types.ModuleType("torch.utils.tensorboard")
     board.SummaryWriter = Writer
-    wandb = types.ModuleType("wandb")
+    wandb: Any = types.ModuleType("wandb")
     wandb.init = lambda **settings: WandbRun()
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
     monkeypatch.setitem(sys.modules, "wandb", wandb)

@@ -16,8 +16,8 @@ CONFIG = tiny_config()
 def make(device="cpu", config=CONFIG, **options):
     torch.manual_seed(0)
     model = build(config).float().to(device).train()
-    options = TrainConfig(batch=2, learning_rate=1e-3, warmup_steps=1, **options)
-    return Step(model, options, World(device=torch.device(device)), 2)
+    train = TrainConfig(batch=2, learning_rate=1e-3, warmup_steps=1, **options)
+    return Step(model, train, World(device=torch.device(device)), 2)
 
 
 def windows(number, unroll=1, device="cpu", starts=None):

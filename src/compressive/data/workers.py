@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
@@ -26,7 +26,7 @@ def cores() -> int:
 
 def in_order(
     work: Callable[[Job], Result], jobs: Iterable[Job], workers: int, begin: Callable[[], None] | None = None
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Run every job in one of `workers` processes and yield results in order; each process calls `begin` first.
 
     Raises ChildProcessError if a process dies.

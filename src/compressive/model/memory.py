@@ -82,7 +82,9 @@ class Memory(TensorRecord):
         """Number of batch rows."""
         return self.layers[0].recent.shape[0]
 
-    def resize(self, memory_size: PerLayer | None = None, compressed_size: PerLayer | None = None) -> Self:
+    def resize(
+        self, memory_size: PerLayer | list[int] | None = None, compressed_size: PerLayer | list[int] | None = None
+    ) -> Self:
         """Grow by empty slots or shrink by forgetting, at the old end; one size, or one per layer."""
 
         def fit(x: Tensor, size: int | None, blank: float) -> Tensor:
@@ -152,7 +154,7 @@ class Memory(TensorRecord):
                 f"memory of type {held.dtype}: the model is of {weight.dtype}; change it with memory.to(dtype=...)"
             )
 
-    def _per_layer(self, size: PerLayer | None) -> Sequence[int | None]:
+    def _per_layer(self, size: PerLayer | list[int] | None) -> Sequence[int | None]:
         sizes = size if isinstance(size, tuple | list) else (size,) * len(self.layers)
         if len(sizes) != len(self.layers) or any(n is not None and n < 0 for n in sizes):
             raise ValueError(
