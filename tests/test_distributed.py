@@ -9,11 +9,11 @@ import sys
 
 import pytest
 from helpers import TESTS
-from torch.distributed import TCPStore
-from training_helpers import flags, tiny_corpus, tiny_run_config
+from torch._C._distributed_c10d import TCPStore
+from training_helpers import flags, latest, tiny_corpus, tiny_run_config
+from warm_python import interpreter
 
 from compressive.distributed import World
-from compressive.runs import checkpoint
 from compressive.training import loop
 
 WORKER = TESTS / "parallel_worker.py"
@@ -49,7 +49,7 @@ def run(processes, jobs, folder, code=0):
     common |= {"WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), str(file)], env=os.environ | common | {"RANK": str(rank)},
+            [*interpreter(), str(WORKER), str(file)], env=os.environ | common | {"RANK": str(rank)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(processes)
@@ -114,7 +114,7 @@ def test_a_run_goes_on_with_another_number_of_processes(data_dir, alone, tmp_pat
         rest = []
         for folder in sorted(tmp_path.glob(f"*-*-{size}")):
             first, then, _ = folder.name.split("-")
-            assert checkpoint.latest(folder / "checkpoints").state["processes"] == 2
+            assert latest(folder / "checkpoints").state["processes"] == 2
             rest.append(job(folder, config_of(data_dir, names[first], parallel=then)))
         run(size, rest, tmp_path)
         for folder in tmp_path.glob(f"*-*-{size}"):
@@ -142,7 +142,7 @@ def test_nan_in_one_process_is_skipped_by_all(data_dir, tmp_path):
     assert "update and memory skipped" in outputs[0][1]
     assert "skipped" not in outputs[1][1]  # the first speaks for all
     assert [step for _, step, loss in losses(tmp_path / "run") if loss is None] == [5]
-    found = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    found = latest(tmp_path / "run" / "checkpoints")
     assert found.step == 8
     for part in ("model", "optimiser", "memory"):
         for name, tensor in found.tensors(part).items():
@@ -195,9 +195,10 @@ def test_evaluation_uses_all_processes(data_dir, alone):
     """The same lanes in one process and in two give the same nats; dynamic evaluation is for one."""
     words = ("evaluate", alone / "float32", "--split", "test", "--lanes", "5", "--json")
     one = subprocess.run(
-        [sys.executable, "-m", "compressive", *map(str, words)], capture_output=True, text=True, check=True
+        [*interpreter(), "-m", "compressive", *map(str, words)], capture_output=True, text=True, check=True
     )
-    two = torchrun(*words)
+    warm = ("--no-python", *interpreter(), "-m", "compressive")
+    two = torchrun(*words, program=warm)
     out, error = two.communicate(timeout=240)
     assert two.returncode == 0, error
     first, second = json.loads(one.stdout), json.loads(out)  # one report, by the first process
@@ -205,7 +206,7 @@ def test_evaluation_uses_all_processes(data_dir, alone):
     assert first["lanes"] == second["lanes"] == 5
     assert first["tokens"] == second["tokens"]
     assert second["nats"] == pytest.approx(first["nats"], rel=1e-6)
-    refused = torchrun("evaluate", alone / "float32", "--dynamic")
+    refused = torchrun("evaluate", alone / "float32", "--dynamic", program=warm)
     assert "expected one process, not 2" in refused.communicate(timeout=240)[1]
 
 
@@ -246,7 +247,7 @@ def killed_saves(folder, times, seed):
     import textwrap
 
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [*interpreter(), "-c", textwrap.dedent(code)],
         capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

@@ -5,12 +5,12 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_python import interpreter
 
 from compressive.cli import main
 from compressive.config import ModelConfig, load_preset, preset_names
@@ -343,7 +343,7 @@ def test_the_presets_that_fall_back_to_reference_attention_are_named():
 
 def test_the_scaling_table_is_what_the_script_computes():
     result = subprocess.run(
-        [sys.executable, ROOT / "experiments" / "scaling.py"], capture_output=True, text=True, check=True
+        [*interpreter(), ROOT / "experiments" / "scaling.py"], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() in PAGES["docs/scaling.md"]
 

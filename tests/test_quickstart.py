@@ -2,13 +2,14 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from training_helpers import text
+from warm_python import interpreter
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,8 +26,8 @@ def run_all(commands: list[str], folder: Path) -> list[str]:
     printed = []
     for command in commands:
         result = subprocess.run(
-            f"{sys.executable} -m compressive {command}", shell=True, cwd=folder, capture_output=True, text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+            f"{shlex.join(interpreter())} -m compressive {command}", shell=True, cwd=folder, capture_output=True,
+            text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
         )  # fmt: skip
         assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
         printed.append(result.stdout)

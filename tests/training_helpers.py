@@ -4,13 +4,17 @@ import dataclasses
 import os
 import random
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import warm_python
+
 from compressive.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from compressive.config.agent import AgentRun
 from compressive.data.corpus import write_corpus
 from compressive.data.tokenizer import ByteTokenizer
+from compressive.runs import checkpoint
+from compressive.runs.checkpoint import Checkpoint
 from compressive.runs.run import Run
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
@@ -33,18 +37,31 @@ def tiny_corpus(data_dir: Path) -> Path:
 
 def tiny_run_config(data_dir: Path, model: dict[str, Any] | None = None, **train: Any) -> RunConfig:
     """A run of a few milliseconds per step."""
-    model_values = {
+    model_values: dict[str, Any] = {
         "vocab_size": 256, "n_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "window": 16, "memory_size": 16,
         "compressed_size": 8, "compression_rate": 4,
     } | (model or {})  # fmt: skip
-    train_values = {
+    train_values: dict[str, Any] = {
         "steps": 20, "batch": 4, "warmup_steps": 5, "decay_steps": 15, "learning_rate": 3e-3, "log_every": 5,
         "eval_every": 10, "eval_tokens": 500, "sample_every": 0, "checkpoint_every": 10, "device": "cpu",
     } | train  # fmt: skip
     return RunConfig(ModelConfig(**model_values), DataConfig("tiny", str(data_dir)), TrainConfig(**train_values))
 
 
-def flags(config: RunConfig) -> list[str]:
+def model_config(config: RunConfig) -> ModelConfig:
+    """The run's model configuration, which must be a Compressive Transformer's."""
+    assert isinstance(config.model, ModelConfig)
+    return config.model
+
+
+def latest(folder: Path) -> Checkpoint:
+    """The newest undamaged checkpoint, which must exist."""
+    found = checkpoint.latest(folder)
+    assert found is not None
+    return found
+
+
+def flags(config: RunConfig | AgentRun) -> list[str]:
     """A configuration as words of the command line."""
     words = []
     for table, values in dataclasses.asdict(config).items():
@@ -60,9 +77,9 @@ def flags(config: RunConfig) -> list[str]:
 
 
 def command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the real command line."""
+    """Run the real command line in a process of its own, which has torch already (see `warm_python`)."""
     return subprocess.run(
-        [sys.executable, "-m", "compressive", *map(str, words)],
+        [*warm_python.interpreter(), "-m", "compressive", *map(str, words)],
         capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False, **options,
     )  # fmt: skip
 

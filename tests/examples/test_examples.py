@@ -4,18 +4,18 @@ import math
 import os
 import re
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from warm_python import interpreter
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 def run(name: str, *arguments: str, folder: Path) -> str:
     result = subprocess.run(
-        [sys.executable, EXAMPLES / name, *arguments], cwd=folder, capture_output=True, text=True, check=False,
+        [*interpreter(), EXAMPLES / name, *arguments], cwd=folder, capture_output=True, text=True, check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr

@@ -3,19 +3,19 @@
 import json
 import os
 import subprocess
-import sys
 
 from helpers import ROOT
+from warm_python import interpreter
 
 BLOCK = "import sys\nfor name in ('gymnasium', 'ray', 'tyro', 'tokenizers', 'PIL'): sys.modules[name] = None\n"
 
 
 def run(script, *words):
     """Run a script as a user would, with the packages blocked that it must not need."""
-    words = [script, *map(str, words)]
-    code = f"{BLOCK}import runpy; sys.argv = {words!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    argv = [script, *map(str, words)]
+    code = f"{BLOCK}import runpy; sys.argv = {argv!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
+        [*interpreter(), "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
@@ -42,7 +42,7 @@ def test_the_experiment_writes_one_file_and_resumes(tmp_path):
 
     # Plotting may need packages that training must not.
     words = ["experiments/rooms.py", "--results", results, "--figure", tmp_path / "curve.png"]
-    done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([*interpreter(), *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 

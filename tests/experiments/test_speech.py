@@ -9,6 +9,7 @@ import sys
 import pytest
 from helpers import ROOT
 from speech_helpers import tiny_speech
+from warm_python import interpreter
 
 SCRIPT = ROOT / "experiments" / "speech.py"
 BARE = "import runpy, sys; sys.modules |= dict.fromkeys(('soundfile', 'soxr', 'tyro', 'tokenizers')); " + (
@@ -18,7 +19,7 @@ BARE = "import runpy, sys; sys.modules |= dict.fromkeys(('soundfile', 'soxr', 't
 
 def run(*words, cwd):
     return subprocess.run(
-        [sys.executable, "-c", BARE, *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False,
+        [*interpreter(), "-c", BARE, *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 

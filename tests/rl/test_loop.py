@@ -5,18 +5,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 import torch
 from rl_helpers import tiny_agent_run
-from training_helpers import flags
+from training_helpers import flags, latest
+from warm_python import interpreter
 
 from compressive.cli import main
 from compressive.rl.acting import Outcomes
 from compressive.rl.loop import read_metrics, scores, train
 from compressive.rl.run import AgentFolder
-from compressive.runs import checkpoint
 from compressive.training.loop import DivergedError
 
 
@@ -25,7 +24,7 @@ def start(folder, run):
 
 
 def weights(run):
-    return checkpoint.latest(run.checkpoints).tensors("model")
+    return latest(run.checkpoints).tensors("model")
 
 
 def strip(rows):
@@ -63,7 +62,7 @@ def test_a_limit_of_minutes_ends_a_run_that_can_be_resumed(tmp_path, capsys):
     run = start(tmp_path / "run", tiny_agent_run(train={"steps": 10**9, "minutes": 0.02}))
     assert train(run) == 0
     assert "(train.minutes=0.02 is over)" in capsys.readouterr().out
-    assert checkpoint.latest(run.checkpoints).step == read_metrics(run.folder)[-1]["step"]
+    assert latest(run.checkpoints).step == read_metrics(run.folder)[-1]["step"]
 
 
 def test_losses_that_stay_non_finite_stop_the_run(tmp_path, monkeypatch):
@@ -142,9 +141,10 @@ def test_the_commands_train_resume_evaluate_and_watch(tmp_path, capfd):
 
 def test_a_signal_saves_the_run(tmp_path):
     run = tiny_agent_run(train={"steps": 10**7, "checkpoint_every": 10**6})
-    words = [sys.executable, "-m", "compressive", "rl", "train", "rooms", *flags(run), "--out", str(tmp_path / "run")]
+    words = [*interpreter(), "-m", "compressive", "rl", "train", "rooms", *flags(run), "--out", str(tmp_path / "run")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("step"):
                 break
@@ -152,7 +152,7 @@ def test_a_signal_saves_the_run(tmp_path):
         rest = process.stdout.read()
         assert process.wait() == 75
     assert "after SIGTERM; continue with --resume" in rest
-    assert checkpoint.latest(tmp_path / "run" / "checkpoints").step > 0
+    assert latest(tmp_path / "run" / "checkpoints").step > 0
 
 
 def test_text_runs_are_refused(tmp_path):

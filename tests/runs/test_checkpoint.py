@@ -2,12 +2,13 @@
 
 import json
 import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
-from training_helpers import SHARD
+from torch.distributed.checkpoint import state_dict_saver
+from training_helpers import SHARD, latest
+from warm_python import interpreter
 
 from compressive.distributed import World
 from compressive.runs import checkpoint
@@ -19,16 +20,22 @@ def save(folder, step, value=None):
     return checkpoint.save(folder, step, {"model": tensors, "trainer": {"m": torch.zeros(3)}}, {"position": 7 * step})
 
 
+def best(folder):
+    found = checkpoint.best(folder)
+    assert found is not None
+    return found
+
+
 def test_saved_and_read_back(tmp_path):
     save(tmp_path, 10)
-    found = checkpoint.latest(tmp_path)
+    found = latest(tmp_path)
     assert found.step == 10
     assert found.state == {"position": 70}
     assert torch.equal(found.tensors("model")["w"], torch.full((1000,), 10.0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010"]
 
 
-def test_nothing_there():
+def test_without_checkpoints_there_is_none():
     from pathlib import Path
 
     assert checkpoint.latest(Path("nowhere")) is None
@@ -37,7 +44,7 @@ def test_nothing_there():
 
 @pytest.mark.parametrize("name", [SHARD, "manifest.json"])
 @pytest.mark.parametrize("damage", ["truncate", "alter", "remove"])
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, name, damage):
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, name, damage):
     save(tmp_path, 10)
     path = save(tmp_path, 20) / name
     content = path.read_bytes()
@@ -50,7 +57,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, name, dama
     else:
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.warns(UserWarning, match=r"step-00000020.*going back to the checkpoint before it"):
-        assert checkpoint.latest(tmp_path).step == 10
+        assert latest(tmp_path).step == 10
     with pytest.raises(CheckpointError):
         checkpoint.load(tmp_path / "step-00000020")
 
@@ -64,10 +71,10 @@ def test_the_last_two_and_the_best_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "best.json", "step-00000002", "step-00000005", "step-00000006",
     ]  # fmt: skip
-    assert checkpoint.best(tmp_path).step == 2
+    assert best(tmp_path).step == 2
     (tmp_path / "step-00000002" / SHARD).unlink()
     with pytest.warns(UserWarning, match="using the newest instead of the best"):
-        assert checkpoint.best(tmp_path).step == 6
+        assert best(tmp_path).step == 6
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path):
@@ -86,31 +93,31 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path):
             sys.exit(0)
         sys.exit(1)
     """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    result = subprocess.run([*interpreter(), "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
     assert result.stdout.strip()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
-    assert checkpoint.latest(tmp_path).step == 1
+    assert latest(tmp_path).step == 1
 
 
 def test_saving_the_same_step_again_replaces_it(tmp_path):
     save(tmp_path, 1, value=1)
     save(tmp_path, 1, value=2)
-    assert checkpoint.latest(tmp_path).tensors("model")["w"][0] == 2
+    assert latest(tmp_path).tensors("model")["w"][0] == 2
 
 
-def test_a_killed_save_leaves_nothing_that_is_taken_for_a_checkpoint(tmp_path):
+def test_a_killed_save_leaves_no_checkpoint(tmp_path):
     save(tmp_path, 1)
     partial = tmp_path / ".step-00000002.partial"
     partial.mkdir()
     (partial / SHARD).write_bytes(b"half")
-    assert checkpoint.latest(tmp_path).step == 1
+    assert latest(tmp_path).step == 1
     save(tmp_path, 2)
-    assert checkpoint.latest(tmp_path).step == 2
+    assert latest(tmp_path).step == 2
     assert not partial.exists()
     assert json.loads((tmp_path / "step-00000002" / "manifest.json").read_text())["step"] == 2
 
 
-def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):
+def test_a_background_save_holds_the_values_at_its_start(tmp_path):
     """Tensors change while they are written; the best is marked, and old checkpoints are deleted."""
     tensor = torch.zeros(500_000)
     with checkpoint.Saver(tmp_path, World()) as saver:
@@ -119,29 +126,29 @@ def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):
             saver.save(step, {"model": {"w": tensor}}, {}, best=0.5 if step == 2 else None)
             tensor.fill_(-1)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000002", "step-00000004", "step-00000005"]
-    assert checkpoint.best(tmp_path).step == 2
+    assert best(tmp_path).step == 2
     for step in (2, 4, 5):
         found = checkpoint.load(tmp_path / f"step-{step:08d}").tensors("model")["w"]
         assert torch.equal(found, torch.full((500_000,), float(step)))
 
 
-def test_a_failed_save_is_told_once_and_the_next_one_works(tmp_path, monkeypatch):
-    saver, real = checkpoint.Saver(tmp_path, World()), checkpoint.state_dict_saver.save
+def test_a_failed_save_is_raised_once_and_the_next_one_works(tmp_path, monkeypatch):
+    saver, real = checkpoint.Saver(tmp_path, World()), state_dict_saver.save
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.state_dict_saver, "save", full)
+    monkeypatch.setattr(state_dict_saver, "save", full)
     saver.save(1, {"model": {"w": torch.zeros(3)}}, {})
     with pytest.raises(OSError, match="No space left"):
         saver.wait()
-    monkeypatch.setattr(checkpoint.state_dict_saver, "save", real)
+    monkeypatch.setattr(state_dict_saver, "save", real)
     saver.save(2, {"model": {"w": torch.zeros(3)}}, {})
     saver.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 
 
-def test_what_a_killed_process_left_is_cleared(tmp_path):
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / ".step-00000007.partial").mkdir(parents=True)
     checkpoint.Saver(tmp_path, World())
     assert list(tmp_path.iterdir()) == []

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import TESTS
-from training_helpers import SHARD, command, flags, make_run, tiny_corpus, tiny_run_config
+from torch.distributed.checkpoint import state_dict_saver
+from training_helpers import SHARD, command, flags, latest, make_run, model_config, tiny_corpus, tiny_run_config
+from warm_python import interpreter
 
 from compressive import CompressiveLM
 from compressive.data.corpus import Corpus, Streams
-from compressive.runs import checkpoint
 from compressive.training import loop
 from compressive.training.schedule import learning_rate
 
@@ -30,7 +31,7 @@ def data_dir(tmp_path_factory):
 
 
 def final_tensors(folder):
-    found = checkpoint.latest(folder / "checkpoints")
+    found = latest(folder / "checkpoints")
     parts = ("model", "optimiser", "memory", "counted", "rng")
     return {f"{part}.{name}": tensor for part in parts for name, tensor in found.tensors(part).items()}
 
@@ -59,14 +60,14 @@ def plain_training(config, data_dir):
     """The same training written out with nothing but torch: no guards, no accumulation buffers, no resuming."""
     options = config.train
     torch.manual_seed(options.seed)
-    model = CompressiveLM(config.model).train()
+    model = CompressiveLM(model_config(config)).train()
     lanes = Streams(Corpus.open(data_dir / "tiny").split("train"), options.batch)
     compressors = model.compressor_parameters()
     others = [p for name, p in model.named_parameters() if "compress" not in name]
     optimiser = torch.optim.Adam(others + compressors, lr=1.0)
     memory, waiting, k = model.initial_memory(options.batch), 0, 1
     for step in range(options.steps):
-        loss = 0
+        loss = torch.zeros(())
         for i in range(options.unroll):
             x, y = lanes.window((step * options.unroll + i) * config.model.window, config.model.window)
             out = model(torch.tensor(np.array(x)).long(), memory, targets=torch.tensor(np.array(y)).long())
@@ -101,7 +102,7 @@ def test_the_loop_trains_as_a_plain_one_does(model, train, data_dir, tmp_path, d
     config = tiny_run_config(data_dir, model, **train)
     assert loop.train(make_run(tmp_path / "run", config)) == loop.FINISHED
     want, memory = plain_training(config, data_dir)
-    found = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    found = latest(tmp_path / "run" / "checkpoints")
     for name, tensor in found.tensors("model").items():
         torch.testing.assert_close(tensor, want.state_dict()[name], rtol=0, atol=1e-9, msg=name)
     remembered = found.tensors("memory")
@@ -113,7 +114,7 @@ def test_bptt_trains_the_compressor_and_unroll_one_is_refused(data_dir, tmp_path
     config = tiny_run_config(data_dir, {"compression_loss": "none"}, unroll=2, steps=12)
     loop.train(make_run(tmp_path / "run", config))
     torch.manual_seed(0)
-    start = CompressiveLM(config.model).state_dict()
+    start = CompressiveLM(model_config(config)).state_dict()
     trained = final_tensors(tmp_path / "run")
     name = "trunk.layers.0.compression.kernel.weight"
     assert not torch.equal(start[name], trained[f"model.{name}"])
@@ -158,7 +159,7 @@ def uninterrupted(data_dir, tmp_path_factory):
 
 
 def start_training(folder, config, before=("-m", "compressive")):
-    words = [sys.executable, *before, "train", "enwik8", *flags(config), "--out", str(folder)]
+    words = [*interpreter(), *before, "train", "enwik8", *flags(config), "--out", str(folder)]
     return subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
@@ -169,7 +170,7 @@ def test_ten_steps_a_kill_and_ten_more_are_twenty_steps(data_dir, uninterrupted,
     process = start_training(folder, steady(data_dir), before=[KILLED, "10", "0"])
     _, error = process.communicate()
     assert process.returncode == -signal.SIGKILL, error
-    assert checkpoint.latest(folder / "checkpoints").step == 10
+    assert latest(folder / "checkpoints").step == 10
     result = command("train", "enwik8", *flags(steady(data_dir)), "--out", folder, "--resume")
     assert result.returncode == 0, result.stderr
     assert "from step 10" in result.stdout
@@ -191,7 +192,7 @@ def test_a_signal_saves_and_exits_with_its_own_code(number, data_dir, tmp_path):
     out, error = process.communicate(timeout=240)
     assert process.returncode == loop.INTERRUPTED, error
     assert f"after {number.name}; continue with --resume" in out
-    found = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    found = latest(tmp_path / "run" / "checkpoints")
     assert found.step >= 5
     # And what was saved in mid-accumulation goes on as if nothing had happened.
     steps = found.step + 4
@@ -224,6 +225,7 @@ class Faulty(CompressiveLM):
         if self.training:
             type(self).calls += 1
             if type(self).calls in self.bad:
+                assert out.nll is not None
                 spoilt = out.memory.map(lambda x: x * float("nan") if x.is_floating_point() else x)
                 return dataclasses.replace(out, nll=out.nll * float("nan"), memory=spoilt)
         return out
@@ -256,22 +258,22 @@ def test_three_non_finite_steps_in_a_row_stop_the_run(data_dir, tmp_path, monkey
     monkeypatch.setattr(Faulty, "bad", (3, 7, 8, 12, 13, 14))
     with pytest.raises(loop.DivergedError, match=r"3 steps in a row.*the last checkpoint is good: lower"):
         loop.train(make_run(tmp_path / "run", config))
-    assert checkpoint.latest(tmp_path / "run" / "checkpoints").step == 10
+    assert latest(tmp_path / "run" / "checkpoints").step == 10
 
 
 def test_a_full_disk_does_not_end_training(data_dir, tmp_path, monkeypatch, capsys):
     config = tiny_run_config(data_dir, eval_every=0)
-    real = checkpoint.state_dict_saver.save
+    real = state_dict_saver.save
 
     def full(tensors, storage_writer, **options):
         if "step-00000010" in str(storage_writer.path):
             raise OSError(28, "No space left on device")
         real(tensors, storage_writer=storage_writer, **options)
 
-    monkeypatch.setattr(checkpoint.state_dict_saver, "save", full)
+    monkeypatch.setattr(state_dict_saver, "save", full)
     assert loop.train(make_run(tmp_path / "run", config)) == loop.FINISHED
     assert "No space left on device" in capsys.readouterr().out
-    assert checkpoint.latest(tmp_path / "run" / "checkpoints").step == 20
+    assert latest(tmp_path / "run" / "checkpoints").step == 20
 
 
 @pytest.mark.parametrize(
@@ -305,7 +307,7 @@ def test_sizes_that_do_not_fit_are_refused(data_dir, tmp_path):
         ValueError, match=r"vocab_size=100: the corpus tiny has 256 tokens; give --model.vocab-size 256"
     ):
         loop.train(make_run(tmp_path / "a", tiny_run_config(data_dir, {"vocab_size": 100})))
-    with pytest.raises(ValueError, match=r"batch=2000: a lane of tiny has \d+ tokens, a step needs 16"):
+    with pytest.raises(ValueError, match=r"batch=2000: a stream of tiny has \d+ tokens, a step needs 16"):
         loop.train(make_run(tmp_path / "b", tiny_run_config(data_dir, batch=2000)))
     with pytest.raises(ValueError, match="device='warp'"):
         loop.train(make_run(tmp_path / "c", tiny_run_config(data_dir, device="warp")))
