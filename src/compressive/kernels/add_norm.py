@@ -20,7 +20,7 @@ MAX_WIDTH = 4096
 """The widest rows that fit into registers."""
 
 
-# Kernels
+# --- Kernels --------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def _backward_kernel(
     tl.atomic_add(dbias_ptr + offs_d, dbias, mask=offs_d < D, sem="relaxed")
 
 
-# Torch operators and autograd
+# --- Torch operators and autograd -----------------------------------------------------------------
 
 
 def _tile_options(D: int) -> dict[str, int]:
@@ -142,7 +142,7 @@ def _backward(ctx: Any, do: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
 norm.register_autograd(_backward, setup_context=_setup_context)
 
 
-# The public function
+# --- The public function --------------------------------------------------------------------------
 
 
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

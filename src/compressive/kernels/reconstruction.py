@@ -35,7 +35,7 @@ TILES: dict[str, dict[int, Tile]] = {
 """The tile of each kernel, for heads up to a width."""
 
 
-# Kernels
+# --- Kernels --------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -146,7 +146,7 @@ def _backward_kernel(
     tl.store(ptrs + H * BLOCK_K, (dv * factor).to(dtype), mask=mask)
 
 
-# Torch operators and autograd
+# --- Torch operators and autograd -----------------------------------------------------------------
 
 
 def _scale(head_width: int) -> float:
@@ -211,7 +211,7 @@ def _backward(ctx: Any, d_losses: Tensor, *_: Tensor) -> tuple[Tensor | None, ..
 compare.register_autograd(_backward, setup_context=_setup_context)
 
 
-# The public function
+# --- The public function --------------------------------------------------------------------------
 
 
 def attention_reconstruction(q: Tensor, old: Tensor, new: Tensor, old_valid: Tensor, new_valid: Tensor) -> Tensor:
@@ -228,5 +228,5 @@ def attention_reconstruction(q: Tensor, old: Tensor, new: Tensor, old_valid: Ten
         (B,), float32. A row without a valid slot attends to all slots equally: its loss is finite but means nothing.
 
     """
-    losses, *_ = compare(q.transpose(1, 2), old, new, old_valid, new_valid)
+    losses: Tensor = compare(q.transpose(1, 2), old, new, old_valid, new_valid)[0]
     return losses

@@ -12,7 +12,7 @@ and N = 6 slots, three of them memory, each entry is the row m of r:
 
             slot j          0   1   2 | 3   4   5
                               memory  |   window
-            query t = 0     2   3   4 | 5   .   .       . is the future, which is masked
+            query t = 0     2   3   4 | 5   .   .       "." is the future, which is masked
                   t = 1     1   2   3 | 4   5   .
                   t = 2     0   1   2 | 3   4   5
 
@@ -38,8 +38,8 @@ Layouts, all contiguous. B batch rows, H heads, T queries, N = C + M + T slots, 
 Plan. Forward: `position_scores_kernel` writes (q + v) · r, relative-shifted, and `forward_kernel` reads them as flash
 attention reads an additive bias. Backward: position scores are computed again; `backward_kv_kernel` writes dk, dv and
 ds, the gradient of the scores; three plain products of ds are left: with k (dq by content), with r (dq by position),
-with q (dr). Where compressed slots have position codes of their own (r_far, v_far), the kernels that read r run twice,
-once for each range of slots. Attention weights are never materialised.
+with q (dr). Where compressed slots have position codes of their own (r_far, v_far), the kernels that read r or write dr
+run twice, once for each range of slots. Attention weights are never materialised.
 
 Cost. A product of all queries and slots takes 2 B H T N K flops: three forward, eight backward. `scores` takes 2 bytes
 per query and slot, `ds` as many, for one layer at a time: 264 MB each at the paper's size. Measured there on an H200,
@@ -70,14 +70,14 @@ from compressive.kernels.relative_attention_kernels import (
     position_scores_kernel,
 )
 
-# Constants and tiles
+# --- Constants and tiles --------------------------------------------------------------------------
 
 HEAD_WIDTHS = (16, 32, 64, 128)
 """The head widths that the kernels take: powers of two, as tile sizes are."""
 ROW_ALIGNMENT = 128
 """Rows of `scores` and `ds` have a length that is a multiple of it."""
 MIN_PROGRAMS = 256
-"""`backward_r_kernel` splits the batch into at least this many programs, which keeps a GPU busy."""
+"""`backward_r_kernel` splits the batch until it has about this many programs, which keep a GPU busy."""
 
 Tile = tuple[int, int, int, int]
 """BLOCK_Q, BLOCK_N, num_warps, num_stages."""
@@ -102,7 +102,7 @@ def tile_options(tiles: dict[int, Tile], head_width: int, dtype: torch.dtype) ->
     }  # fmt: skip
 
 
-# Launches
+# --- Launches -------------------------------------------------------------------------------------
 
 
 def _descriptor(x: Tensor, block_rows: int, block_columns: int) -> TensorDescriptor:
@@ -187,7 +187,7 @@ class _Launcher:
         )  # fmt: skip
 
 
-# Torch operators and autograd
+# --- Torch operators and autograd -----------------------------------------------------------------
 
 
 @torch.library.custom_op("compressive::attend", mutates_args=())
@@ -303,7 +303,7 @@ def _backward(ctx: Any, do: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
 attend.register_autograd(_backward, setup_context=_setup_context)
 
 
-# The public function
+# --- The public function --------------------------------------------------------------------------
 
 
 def relative_attention(

@@ -11,9 +11,9 @@ Sizes, in every kernel: B batch rows, H heads, T queries, N slots (memory, then 
 `scores` and `ds` (N, rounded up). BLOCK_Q, BLOCK_N and BLOCK_K are the tile sizes over queries, slots and the head
 width; BLOCK_K is the whole head width. `bh` = head * B + batch indexes everything of shape (H, B, ...).
 
-Most kernels have two loops over tiles, written as one `tl.static_range(2)`: the first loop covers tiles in which every
-query sees every slot and every load is in bounds, the second covers the others, with masks. Masking only the tiles that
-need it brought the forward kernel from 204 to 181 µs at the paper's size (docs/log.md).
+Most kernels have two loops over tiles, written once under `for masked in tl.static_range(2)`. One covers the tiles in
+which every query sees every slot and every load is in bounds, without masks; the other covers the rest, with masks.
+Masking only the tiles that need it brought the forward kernel from 204 to 181 µs at the paper's size (docs/log.md).
 """
 
 import math
@@ -27,15 +27,15 @@ LN_2 = tl.constexpr(0.6931471805599453)
 HIDDEN = tl.constexpr(-(2.0**100))
 """The score of a slot that is masked. A power of two, so that HIDDEN times a scale is exact.
 
-The compiler contracts a product and a subtraction into one FMA, which rounds once. Two equal hidden scores could
-otherwise differ by a rounding error that is larger than any exponent.
+The compiler contracts a product and a subtraction into one FMA, which rounds once. With an inexact product two equal
+hidden scores would differ by a rounding error, which at this magnitude makes exp2 overflow or vanish.
 """
 QUERY_STEP = tl.constexpr(4)
 """Distance between the queries of a tile that reads or writes the relative-shifted layout (times BLOCK_B, see
 `strided_query_tile`). Neighbouring tile rows are then shifted by a multiple of 4 elements, a whole 8-byte word."""
 
 
-# Helpers
+# --- Helpers --------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -95,9 +95,9 @@ def strided_query_tile(pid_bh, B, T, H, BLOCK_B: tl.constexpr, BLOCK_Q: tl.const
         ...
         BLOCK_Q-1   b+BLOCK_B-1  t0 + (BLOCK_Q/BLOCK_B - 1) STEP        STEP = QUERY_STEP * BLOCK_B
 
-    All of them are multiplied with the same rows of r. For tile row i the products belong at slots shifted right by
-    i * STEP elements (see the picture in `relative_attention`). With BLOCK_B = 4 a shift is 32 bytes, a whole sector of
-    memory: 61 in place of 82 µs for the position scores at base size (docs/log.md).
+    All of them are multiplied with the same rows of r. The products of a query t belong at slots that are shifted
+    right by t - t0 (see the picture in `relative_attention`). With BLOCK_B = 4 shifts are multiples of 32 bytes, a
+    whole sector of memory: 61 in place of 82 µs for the position scores at base size (docs/log.md).
 
     Returns the first query t0, the offset of each tile row's query from it, the head, and for each tile row its row in
     (B, T, H, K) and its row in (H, B, T, L).
@@ -115,7 +115,7 @@ def strided_query_tile(pid_bh, B, T, H, BLOCK_B: tl.constexpr, BLOCK_Q: tl.const
     return t0, steps, head, q_rows, score_rows
 
 
-# Forward
+# --- Forward --------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -126,7 +126,7 @@ def position_scores_kernel(
     """Write position scores, q·r * scale, relative-shifted: scores[head, batch, t, j] = q[t] · r[j - t + T-1] * scale.
 
     Reads q (B, T, H, K), with its bias v added, and r (N, H, K). Writes the slots slot_begin <= j < slot_end of scores
-    (H, B, T, L). Future slots are left unwritten, except those in a tile with slots that are not.
+    (H, B, T, L). Tiles of future slots only are left unwritten.
     Grid: (strided query tiles, H * B / BLOCK_B).
     """
     t0, steps, head, q_rows, score_rows = strided_query_tile(tl.program_id(1), B, T, H, BLOCK_B, BLOCK_Q)
@@ -140,7 +140,7 @@ def position_scores_kernel(
     for n in range(n_start, tl.minimum(slot_end, N - T + t0 + 1), BLOCK_N):
         n = tl.multiple_of(n, QUERY_STEP * BLOCK_B)
         offs_n0 = n + tl.arange(0, BLOCK_N)  # slots of tile row 0
-        # Rows outside of r belong to queries or slots that do not exist, whose products are not stored: clamp them.
+        # Rows outside of r belong to slots that do not exist or are in the future: never read, so any row will do.
         offs_r = tl.minimum(tl.maximum(offs_n0 - t0 + T - 1, 0), N - 1)
         r = load_rows(r_ptr, offs_r, N, H * BLOCK_K, False, BLOCK_K)
         offs_n = offs_n0[None, :] + steps[:, None]
@@ -202,7 +202,7 @@ def forward_kernel(
     tl.store(lse_ptr + bh * T + offs_q, m_i + tl.math.log2(l_i), mask=offs_q < T)
 
 
-# Backward
+# --- Backward -------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -368,8 +368,8 @@ def backward_r_kernel(
     Reads ds (H, B, T, L), relative-shifted, for the slots slot_begin <= j < slot_end, and q (B, T, H, K). Adds to dr
     (N, H, K), float32. A program has BLOCK_N rows of r, one head, `batch_per_program` batch rows, and the queries t
     with t % QUERY_STEP == phase. The first row of r depends on the phase, so that every tile of ds starts at a whole
-    8-byte word; programs of all QUERY_STEP phases add to the same rows. Grid: (QUERY_STEP * tiles of rows, H, B /
-    batch_per_program).
+    8-byte word; programs of all QUERY_STEP phases add to the same rows.
+    Grid: (QUERY_STEP * tiles of rows, H, B / batch_per_program).
     """
     phase = tl.program_id(0) % QUERY_STEP
     head = tl.program_id(1)

@@ -44,7 +44,7 @@ MAX_NORM_TILE = 16384
 """Largest number of elements of normalised rows that fit into a program's registers."""
 
 
-# Programmatic dependent launch
+# --- Programmatic dependent launch ----------------------------------------------------------------
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def _wait_for_previous_kernel(PDL: tl.constexpr):
         gdc_launch_dependents()
 
 
-# Attention of one position
+# --- Attention of one position --------------------------------------------------------------------
 
 
 @triton.jit
@@ -206,7 +206,7 @@ def relative_attention_step(
     return out
 
 
-# Linear layers and layer norms
+# --- Linear layers and layer norms ----------------------------------------------------------------
 
 
 @triton.jit
