@@ -41,6 +41,13 @@ def tiny_speech(data_dir: Path, kind: str = "mulaw") -> Corpus:
     return write_corpus(data_dir / "tiny", "tiny", tokenizer, splits, {}, clips=lambda: clips)
 
 
+def starts_of(corpus: Corpus, split: str) -> np.ndarray:
+    """Where the clips of a split start; the corpus must have clips."""
+    found = corpus.starts(split)
+    assert found is not None
+    return found
+
+
 def tiny_wavenet(**values: Any) -> WaveNetConfig:
     sizes = {"vocab_size": 256, "n_layers": 6, "cycle": 3, "kernel": 3, "residual": 8, "skip": 6, "window": 40}
     return WaveNetConfig(**(sizes | values))
@@ -51,7 +58,7 @@ def tiny_speech_config(data_dir: Path, model: ModelConfig | WaveNetConfig | None
         vocab_size=256, n_layers=2, d_model=16, n_heads=2, d_ff=32, window=40, memory_size=40, compressed_size=20,
         empty_memory="masked",
     )  # fmt: skip
-    values = {
+    values: dict[str, Any] = {
         "steps": 12, "batch": 4, "warmup_steps": 3, "decay_steps": 9, "learning_rate": 3e-3, "log_every": 4,
         "eval_every": 6, "eval_tokens": 500, "sample_every": 0, "checkpoint_every": 6, "device": "cpu",
         "update_every": 1,

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from io import BytesIO, StringIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from compressive.analysis.memory import EVERYTHING, NO_COMPRESSED, NOTHING, hide
 from compressive.analysis.reading import Estimate, spread, tokens_to_fill
 from compressive.analysis.xz import xz_bits, xz_bits_after
 
-SIZES = {"tokens": 300, "streams": 4}
+SIZES: dict[str, Any] = {"tokens": 300, "streams": 4}
 
 
 def random_text(config, length, seed=0):
@@ -97,6 +98,8 @@ def test_losses_with_memories_hidden(values):
     for name, want in streams.items():
         assert found.conditions[name].mean == pytest.approx(want.mean(), abs=1e-9)
         assert found.conditions[name].error == pytest.approx(want.std(ddof=1) / 2, abs=1e-9)
+    assert found.compressed_worth is not None
+    assert found.recent_worth is not None
     worth = streams[NO_COMPRESSED] - streams[EVERYTHING]
     assert found.compressed_worth.mean == pytest.approx(worth.mean(), abs=1e-9)
     assert found.compressed_worth.error == pytest.approx(worth.std(ddof=1) / 2, abs=1e-9)
@@ -116,7 +119,7 @@ def test_with_all_memory_hidden_every_window_stands_alone():
 
 
 @pytest.mark.parametrize("empty_memory", ["zeros", "masked"])
-def test_the_loss_since_an_empty_memory_ends_at_that_of_a_full_one(empty_memory):
+def test_the_loss_since_an_empty_memory_converges_to_that_of_a_full_one(empty_memory):
     config = tiny_config(empty_memory=empty_memory)  # reaches back 2 × (6 + 2·3) = 24 tokens
     model, text = build(config), random_text(config, 2000)
     rows = measure_memory(model, text, **SIZES).since_empty
@@ -245,7 +248,7 @@ def test_a_model_without_a_loss_is_measured_by_attention_reconstruction():
     assert measurable(tiny_config()) == tiny_config()
 
 
-def test_measuring_leaves_the_model_as_it_was():
+def test_measuring_does_not_change_the_model():
     config = tiny_config(dropout=0.5)
     model, text = build(config), random_text(config, 500)
     want = [measure(model, text, **SIZES) for measure in (measure_memory, measure_attention, measure_layers)]
@@ -262,14 +265,18 @@ def test_progress_goes_from_nothing_to_all():
     config = tiny_config()
     model, text = build(config), random_text(config, 500)
     for measure in (measure_memory, measure_attention, measure_layers):
-        calls = []
-        measure(model, text, progress=lambda done, total, calls=calls: calls.append(done / total), **SIZES)
+        calls: list[float] = []
+
+        def progress(done, total, calls=calls):
+            calls.append(done / total)
+
+        measure(model, text, progress=progress, **SIZES)
         assert calls == sorted(calls)
         assert calls[-1] == 1
 
 
 @pytest.mark.parametrize("sizes", [(0, 0), (6, 0), ((6, 0), (3, 0))])
-def test_memories_that_are_not_there_are_left_out_of_figures(sizes):
+def test_figures_leave_out_missing_memories(sizes):
     pytest.importorskip("matplotlib")
     config = tiny_config(memory_size=sizes[0], compressed_size=sizes[1])
     model, text = build(config), random_text(config, 500)

@@ -4,10 +4,11 @@ import json
 import re
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from training_helpers import make_run, text, tiny_corpus, tiny_run_config
+from training_helpers import make_run, model_config, text, tiny_corpus, tiny_run_config
 
 from compressive.cli import main
 from compressive.data.corpus import write_corpus
@@ -23,10 +24,15 @@ def home(tmp_path_factory):
     """Create a corpus and untrained runs: only the command is tested."""
     home = tmp_path_factory.mktemp("analyze")
     tiny_corpus(home / "data")
-    for name, model in {"run": {}, "txl": {"compressed_size": 0}, "bptt": {"compression_loss": "none"}}.items():
+    models: dict[str, dict[str, Any]] = {
+        "run": {},
+        "txl": {"compressed_size": 0},
+        "bptt": {"compression_loss": "none"},
+    }
+    for name, model in models.items():
         run = make_run(home / name, tiny_run_config(home / "data", model, unroll=2))
         torch.manual_seed(0)
-        checkpoint.save(run.checkpoints, 7, {"model": CompressiveLM(run.config.model).state_dict()}, {})
+        checkpoint.save(run.checkpoints, 7, {"model": CompressiveLM(model_config(run.config)).state_dict()}, {})
     folder = home / "run"
     lines = [
         {"kind": "train", "step": s, "loss": 5 / s, "bits": 8 / s, "compression_loss": 1 / s, "learning_rate": 1e-3,
@@ -73,7 +79,7 @@ def test_json_is_printed_alone_and_sizes_may_differ(home, capsys, tmp_path):
     assert json.loads((tmp_path / "attention.json").read_text("utf-8")) == found
 
 
-def test_what_is_measured_outlives_a_missing_matplotlib(home, capsys, tmp_path, monkeypatch):
+def test_numbers_are_written_without_matplotlib(home, capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     done = call(capsys, home / "run", "layers", *FEW, "--out", tmp_path)
@@ -123,13 +129,13 @@ def test_the_report_is_one_page_that_needs_nothing_else(home, capsys):
     assert page.count("<details open>") == 1
 
 
-def test_the_report_of_a_model_of_words_tells_perplexity(capsys, tmp_path):
+def test_the_report_of_a_word_model_shows_perplexity(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     texts = {name: [text(600, seed)] for seed, name in enumerate(("train", "valid", "test"))}
     tokenizer = WordTokenizer.train(texts["train"])
     write_corpus(tmp_path / "data" / "tiny", "tiny", tokenizer, texts, {})
     run = make_run(tmp_path / "run", tiny_run_config(tmp_path / "data", {"vocab_size": tokenizer.vocab_size}))
-    checkpoint.save(run.checkpoints, 1, {"model": CompressiveLM(run.config.model).state_dict()}, {})
+    checkpoint.save(run.checkpoints, 1, {"model": CompressiveLM(model_config(run.config)).state_dict()}, {})
     assert call(capsys, run.folder, "report", *FEW).code == 0
     page = (run.folder / "report.html").read_text("utf-8")
     assert "perplexity" in page

@@ -21,7 +21,7 @@ def test_help_lists_every_command(words, capsys):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_explains_itself_without_torch(name):
+def test_the_help_of_each_command_needs_no_torch(name):
     code = (
         "import sys; from compressive.cli import main\n"
         "try: main(sys.argv[1:])\n"
@@ -39,7 +39,7 @@ def test_an_unknown_command_is_refused(capsys):
     assert "no command 'trian'" in capsys.readouterr().err
 
 
-def test_errors_that_can_be_mended_are_one_line(capsys):
+def test_errors_that_a_user_can_fix_are_one_line(capsys):
     def fail():
         raise FileNotFoundError("no such corpus; prepare it")
 
@@ -66,7 +66,7 @@ def test_presets_are_listed(capsys):
     assert main(["config", "enwik9"]) == 2
 
 
-def test_a_reader_that_leaves_early_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     result = subprocess.run(
         f"{sys.executable} -m compressive config enwik8 | head -1",
         shell=True,
@@ -79,7 +79,7 @@ def test_a_reader_that_leaves_early_is_no_error():
 
 
 @pytest.mark.parametrize("rank", [{}, {"RANK": "1"}], ids=["alone", "one of several"])
-def test_one_of_several_processes_leaves_without_taking_the_interpreter_down(rank):
+def test_under_torchrun_the_process_exits_without_interpreter_shutdown(rank):
     """The process exits without shutdown, so gloo's threads cannot abort it; exit code and output are kept."""
     code = "import atexit; from compressive.cli import leave; atexit.register(print, 'down'); print('said'); leave(3)"
     environment = {name: value for name, value in os.environ.items() if name != "RANK"} | rank
@@ -94,7 +94,7 @@ def test_unknown_tables_and_fields_are_refused():
         RunConfig.from_tables({"train": {"step": 3}})
 
 
-def test_a_run_that_is_none_is_refused(tmp_path):
+def test_a_missing_run_is_refused(tmp_path):
     for words in (["evaluate"], ["generate"], ["analyze"]):
         more = ["memory"] if words == ["analyze"] else []
         result = command(*words, tmp_path / "nothing", *more)

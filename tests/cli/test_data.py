@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from compressive.cli import main
 from compressive.cli.data import Prepare, prepare
-from compressive.data import download
 from compressive.data.corpus import Corpus
 
 LINES = b"".join(b"a line of text, the %dth\n" % i for i in range(200))
@@ -58,10 +60,12 @@ def test_a_mistake_is_one_line_and_code_2(tmp_path, capsys, corpus, values, mess
 
 def test_no_network_is_one_line_and_code_2(tmp_path, capsys, monkeypatch):
     def no_network(*_, **__):
-        raise download.urllib.error.URLError("no such host")
+        raise urllib.error.URLError("no such host")
 
-    monkeypatch.setattr(download.urllib.request, "urlopen", no_network)
-    for corpus, file in (("enwik8", "enwik8.zip"), ("wikitext103", "wikitext-103-v1.zip")):
+    monkeypatch.setattr(urllib.request, "urlopen", no_network)
+    files: dict[Literal["enwik8", "wikitext103"], str]
+    files = {"enwik8": "enwik8.zip", "wikitext103": "wikitext-103-v1.zip"}
+    for corpus, file in files.items():
         assert prepare(Prepare(corpus, data_dir=tmp_path)) == 2
         said = capsys.readouterr().err
         assert str(tmp_path / "downloads" / file) in said

@@ -108,7 +108,7 @@ def test_a_sweep(run, capsys):
     assert "choose them with --split valid" in shown
 
 
-def test_a_sweep_without_matplotlib_goes_through_and_says_what_is_missing(run, capsys, monkeypatch):
+def test_a_sweep_without_matplotlib_finishes_and_names_the_extra(run, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert evaluate(run, "--memory-size", "4,8", "--limit", "50", "--json") == 0
     captured = capsys.readouterr()
@@ -117,7 +117,7 @@ def test_a_sweep_without_matplotlib_goes_through_and_says_what_is_missing(run, c
     assert evaluate(run, "--memory-size", "4,8", "--limit", "50", "--plot", "x.png") == 2  # refused at once
 
 
-def test_a_sweep_that_fails_keeps_what_it_has(run, monkeypatch):
+def test_a_failed_sweep_keeps_its_finished_results(run, monkeypatch):
     from compressive.evaluation import sweep
 
     calls = []
@@ -167,7 +167,7 @@ def test_words_have_frequency_buckets(tmp_path, capsys):
     assert "half of it" in shown
 
 
-def test_numbers_that_are_none_are_null_in_json(run, capsys):
+def test_nan_is_null_in_json(run, capsys):
     weights = {name: w * math.nan for name, w in model_of(run).state_dict().items()}
     checkpoint.save(run.checkpoints, 8, {"model": weights}, {})
     assert evaluate(run, "--json", "--limit", "40") == 0
@@ -200,13 +200,13 @@ def test_mistakes_are_one_line(words, message, run, capsys):
 
 
 @pytest.mark.parametrize("words", [["--split", "dev"], ["--streams", "two"], []])
-def test_what_cannot_be_parsed_is_refused(words):
+def test_invalid_arguments_are_refused(words):
     with pytest.raises(SystemExit) as stop:
         cli.main(["evaluate", *(["run", *words] if words else [])])
     assert stop.value.code == 2
 
 
-def test_what_is_no_run_or_has_no_checkpoint(run, capsys):
+def test_a_folder_without_run_or_checkpoint_is_refused(run, capsys):
     assert cli.main(["evaluate", str(run.folder.parent)]) == 2
     assert "is not a run: it holds no config.json" in capsys.readouterr().err
     empty = Run.create(run.folder.parent / "empty", run.config)
@@ -220,7 +220,7 @@ def test_a_changed_corpus(run, capsys, tmp_path):
     assert "vocab_size=256 of tiny: expected at most the model's, 100" in capsys.readouterr().err
 
 
-def test_what_the_help_says_holds():
+def test_defaults_in_the_help_are_the_real_ones():
     from compressive.cli.evaluate import Evaluate
     from compressive.evaluation import dynamic
     from compressive.evaluation.score import LONG, STREAMS

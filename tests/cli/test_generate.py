@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from training_helpers import make_run, tiny_corpus, tiny_run_config
+from training_helpers import make_run, model_config, tiny_corpus, tiny_run_config
 
 from compressive.cli import main
 from compressive.inference import generate as generation
@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
     tiny_corpus(home / "data")
     run = make_run(home / "run", tiny_run_config(home / "data"))
     torch.manual_seed(0)
-    checkpoint.save(run.checkpoints, 1, {"model": CompressiveLM(run.config.model).state_dict()}, {})
+    checkpoint.save(run.checkpoints, 1, {"model": CompressiveLM(model_config(run.config)).state_dict()}, {})
     return run.folder
 
 
@@ -132,5 +132,5 @@ def test_mistakes_are_one_clear_line(folder, capsys, words, message):
     assert done.out == ""
 
 
-def test_what_is_no_run_is_said_to_be_none(capsys, tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(capsys, tmp_path):
     assert "is not a run" in call(capsys, tmp_path).err

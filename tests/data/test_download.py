@@ -14,7 +14,13 @@ CONTENT = bytes(range(256)) * 400
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
+class Server(HTTPServer):
+    plan: SimpleNamespace
+
+
 class Handler(BaseHTTPRequestHandler):
+    server: Server
+
     def do_GET(self):
         plan = self.server.plan
         asked = self.headers.get("Range")
@@ -44,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+    with Server(("127.0.0.1", 0), Handler) as server:
         server.plan = SimpleNamespace(
             content=CONTENT, resumes=True, sends=[], status=200, range_shift=0, ranges=[], agents=[]
         )
@@ -76,7 +82,7 @@ def test_a_file_arrives_whole_and_is_not_fetched_twice(server, tmp_path, capsys)
     assert not any("urllib" in agent for agent in server.agents)
 
 
-def test_a_file_that_is_there_but_wrong_is_replaced_only_by_a_right_one(server, tmp_path):
+def test_a_wrong_file_is_replaced_only_by_a_checked_one(server, tmp_path):
     path = tmp_path / "corpus.zip"
     path.write_bytes(b"something else")
     server.status = 404
@@ -93,31 +99,31 @@ def test_an_earlier_part_is_resumed(server, tmp_path):
     assert server.ranges == ["bytes=1000-"]
 
 
-def test_a_server_that_ignores_ranges_makes_it_start_over(server, tmp_path):
+def test_without_range_support_the_download_starts_over(server, tmp_path):
     server.resumes = False
     (tmp_path / "corpus.zip.part").write_bytes(b"x" * 1000)
     assert download(server.url, tmp_path / "corpus.zip", SHA256).read_bytes() == CONTENT
 
 
-def test_a_part_that_is_whole_already_is_only_checked(server, tmp_path):
+def test_a_complete_part_file_is_only_checked(server, tmp_path):
     (tmp_path / "corpus.zip.part").write_bytes(CONTENT)
     assert download(server.url, tmp_path / "corpus.zip", SHA256).read_bytes() == CONTENT
     assert len(server.ranges) == 1
 
 
-def test_a_part_that_is_too_long_is_thrown_away(server, tmp_path):
+def test_a_part_file_that_is_too_long_is_removed(server, tmp_path):
     (tmp_path / "corpus.zip.part").write_bytes(CONTENT + b"more")
     assert download(server.url, tmp_path / "corpus.zip", SHA256).read_bytes() == CONTENT
     assert server.ranges[1:] == [None]
 
 
-def test_a_broken_transfer_goes_on_where_it_broke_off(server, tmp_path):
+def test_a_broken_transfer_is_resumed(server, tmp_path):
     server.sends = [5000, 70000]
     assert download(server.url, tmp_path / "corpus.zip", SHA256).read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=5000-", "bytes=75000-"]
 
 
-def test_a_transfer_that_keeps_breaking_says_how_far_it_got_and_keeps_it(server, tmp_path):
+def test_a_transfer_that_keeps_breaking_reports_and_keeps_its_bytes(server, tmp_path):
     server.sends = [10] * module.ATTEMPTS
     with pytest.raises(DownloadError, match=r"50 bytes .* run again to resume"):
         download(server.url, tmp_path / "corpus.zip", SHA256)
@@ -134,7 +140,7 @@ def test_a_wrong_range_is_not_appended(server, tmp_path):
     assert (tmp_path / "corpus.zip.part").read_bytes() == CONTENT[:1000]
 
 
-def test_a_server_in_trouble_is_tried_again(server, tmp_path):
+def test_a_server_error_is_retried(server, tmp_path):
     server.status = 503
     with pytest.raises(DownloadError, match="503"):
         download(server.url, tmp_path / "corpus.zip", SHA256)
@@ -149,7 +155,7 @@ def test_a_wrong_checksum_is_refused_and_nothing_is_left(server, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_offline_it_says_which_file_to_put_where(tmp_path):
+def test_without_network_the_error_says_which_file_to_put_where(tmp_path):
     with HTTPServer(("127.0.0.1", 0), Handler) as gone:
         url = f"http://127.0.0.1:{gone.server_port}/corpus.zip"
     with pytest.raises(DownloadError, match="cannot reach") as caught:
@@ -158,7 +164,7 @@ def test_offline_it_says_which_file_to_put_where(tmp_path):
         assert part in str(caught.value)
 
 
-def test_a_terminal_gets_a_bar(server, tmp_path, monkeypatch, capsys):
+def test_a_terminal_shows_a_bar(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then assumes a terminal
     download(server.url, tmp_path / "corpus.zip", SHA256)
     assert "━" in capsys.readouterr().err

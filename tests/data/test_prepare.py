@@ -13,7 +13,7 @@ from helpers import ROOT
 
 from compressive.data import prepare as module
 from compressive.data import sources
-from compressive.data.corpus import SPLITS, Corpus
+from compressive.data.corpus import SPLITS, Corpus, write_corpus
 from compressive.data.download import DownloadError
 from compressive.data.prepare import prepare
 from compressive.data.sources import PUBLISHED
@@ -60,7 +60,7 @@ def test_a_fake_enwik8_becomes_bytes(tmp_path, fakes, capsys):
         assert f"  {split}" in said.out
 
 
-def test_a_second_time_there_is_nothing_to_do(tmp_path, fakes, capsys):
+def test_a_second_preparation_does_nothing(tmp_path, fakes, capsys):
     source = pack(tmp_path / "e.xz", "", CONTENT)
     corpus = run("enwik8", tmp_path, source=source)
     made = (corpus.folder / "manifest.json").stat().st_mtime_ns
@@ -73,7 +73,7 @@ def test_a_second_time_there_is_nothing_to_do(tmp_path, fakes, capsys):
     assert run("enwik8", tmp_path, source=source).tokenizer.kind == "bytes"  # a damaged corpus is prepared again
 
 
-def test_other_texts_of_the_same_name_are_prepared_anew(tmp_path):
+def test_changed_texts_of_the_same_name_are_prepared_again(tmp_path):
     path = tmp_path / "story.txt"
     path.write_bytes(LINES)
     first = run("text", tmp_path / "data", path)
@@ -124,10 +124,16 @@ def test_text_of_ones_own_in_every_tokenizer(tmp_path, tokenizer):
         assert len(corpus.split("train")) < corpus.bytes("train")
 
 
-def test_much_text_is_shared_out_and_little_is_not(tmp_path, monkeypatch):
+def test_only_long_texts_use_several_processes(tmp_path, monkeypatch):
     (tmp_path / "story.txt").write_bytes(LINES)
-    asked, write = [], module.write_corpus
-    monkeypatch.setattr(module, "write_corpus", lambda *values: asked.append(values[-1]) or write(*values[:-1], 1))
+    asked = []
+
+    def write(*values):
+        asked.append(values[-1])
+        alone = (*values[:-1], 1)
+        return write_corpus(*alone)
+
+    monkeypatch.setattr(module, "write_corpus", write)
     monkeypatch.setattr(module, "cores", lambda: 5)
     run("text", tmp_path / "a", tmp_path / "story.txt", tokenizer="bpe")
     run("text", tmp_path / "b", tmp_path / "story.txt", tokenizer="bpe", workers=3)
@@ -137,7 +143,7 @@ def test_much_text_is_shared_out_and_little_is_not(tmp_path, monkeypatch):
     assert asked == [1, 3, 5, 1]
 
 
-def test_offline_and_absent_it_says_what_to_put_where(tmp_path, monkeypatch):
+def test_offline_the_error_says_which_file_to_put_where(tmp_path, monkeypatch):
     def offline(url, path, sha256):
         assert sha256 == PUBLISHED["enwik8"].sha256
         raise DownloadError(f"put {url} at {path}")
@@ -165,7 +171,7 @@ def test_a_downloaded_archive_is_prepared(tmp_path, fakes, monkeypatch):
         ("enwik8", {"name": ".hidden"}, "name='.hidden'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_work(tmp_path, corpus, values, match):
+def test_impossible_options_are_refused_before_any_work(tmp_path, corpus, values, match):
     with pytest.raises(ValueError, match=match):
         run(corpus, tmp_path, **values)
     assert list(tmp_path.iterdir()) == []
@@ -191,7 +197,7 @@ def test_the_text_itself_is_never_replaced_by_its_corpus(tmp_path):
     assert (tmp_path / "novel" / "1.txt").read_bytes() == LINES
 
 
-def test_a_terminal_gets_a_bar_per_split_and_one_that_failed_is_gone(tmp_path, monkeypatch, capsys):
+def test_a_terminal_shows_a_bar_per_split_and_removes_a_failed_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then assumes a terminal
     path = tmp_path / "story.txt"
     path.write_bytes(LINES + b"caf\xe9 \n" + LINES)

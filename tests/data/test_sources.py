@@ -88,7 +88,7 @@ def test_an_archive_with_a_member_outside_its_folder_is_refused(tmp_path, name, 
 
 
 @pytest.mark.parametrize("name", ["enwik8", "enwik8.zip", "enwik8.gz", "enwik8.xz"])
-def test_enwik8_is_cut_by_bytes_and_known_by_its_content(tmp_path, tiny, name):
+def test_enwik8_is_split_by_bytes_and_checked_by_its_content(tmp_path, tiny, name):
     content, _ = tiny
     path = pack(tmp_path / name, "folder/enwik8", content)
     text = read_enwik8(path)
@@ -101,7 +101,7 @@ def test_enwik8_is_cut_by_bytes_and_known_by_its_content(tmp_path, tiny, name):
             read(read_enwik8(path))
 
 
-def test_enwik8_that_is_not_there_is_named(tmp_path):
+def test_a_missing_enwik8_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"enwik8\.xz does not exist: .*mattmahoney"):
         read_enwik8(tmp_path / "enwik8.xz")
     pack(tmp_path / "other.zip", "enwik9", b"x")
@@ -177,7 +177,7 @@ def test_shares_are_cut_at_line_ends_and_lose_nothing(tmp_path_factory, lines, s
         at = expected
 
 
-def test_files_follow_each_other_in_order_and_never_share_a_line(tmp_path):
+def test_files_are_concatenated_in_order_with_line_ends_between(tmp_path):
     (tmp_path / "b" / "deep").mkdir(parents=True)
     (tmp_path / "b" / "deep" / "2.txt").write_bytes(b"two\n")
     (tmp_path / "b" / "1.txt").write_bytes(b"one")
@@ -192,7 +192,7 @@ def test_files_follow_each_other_in_order_and_never_share_a_line(tmp_path):
     assert list(text.sources) == ["a.xz", "b/0.txt", "b/1.txt", "b/deep/2.txt", "c.zip"]
 
 
-def test_files_of_one_name_are_told_apart(tmp_path):
+def test_files_of_the_same_name_are_distinguished(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "x.txt").write_bytes(folder.encode() * 10)
@@ -200,7 +200,7 @@ def test_files_of_one_name_are_told_apart(tmp_path):
     assert list(text.sources.values()) == [sha(b"a" * 10), sha(b"b" * 10)]
 
 
-def test_a_folder_that_is_cut_already_is_taken_as_it_is(tmp_path):
+def test_a_folder_with_splits_keeps_them(tmp_path):
     for split in (*SPLITS, "prompts"):
         (tmp_path / split).mkdir()
         (tmp_path / split / "1.txt").write_bytes(split.encode())
@@ -214,13 +214,13 @@ def test_a_folder_that_is_cut_already_is_taken_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("split", [(0.9, 0.1, 0.0), (0.9, 0.1, 0.1), (1.2, -0.1, -0.1), (0.5, 0.5)])
-def test_shares_that_make_no_sense_are_refused(tmp_path, split):
+def test_invalid_shares_are_refused(tmp_path, split):
     (tmp_path / "a.txt").write_bytes(b"a\n")
     with pytest.raises(ValueError, match="three shares"):
         read_text([tmp_path / "a.txt"], split)
 
 
-def test_texts_that_are_not_there_are_named(tmp_path):
+def test_missing_texts_are_named(tmp_path):
     with pytest.raises(ValueError, match="no PATH"):
         read_text([], EVEN)
     with pytest.raises(FileNotFoundError, match=r"nowhere\.txt does not exist"):

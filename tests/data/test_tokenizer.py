@@ -105,7 +105,7 @@ GPT2 = BPETokenizer(_gpt2_engine())
 
 @given(text=texts, cuts=st.lists(st.integers(0, 100), max_size=4))
 @settings(deadline=None, max_examples=200)
-def test_vocabularies_of_gpt2s_pattern_go_on_as_they_were(text, cuts):
+def test_vocabularies_with_gpt2s_pattern_still_work(text, cuts):
     ids = GPT2.encode(text)
     assert GPT2.decode(ids) == text
     assert joined(GPT2, cut_up(text, cuts)) == ids.tolist() == GPT2._engine.encode(text.decode()).ids
@@ -121,8 +121,8 @@ def test_bpe_refuses_what_is_not_utf8_and_says_where():
         BPETokenizer.train([wrong[:50], wrong[50:]], 300)
 
 
-@pytest.mark.parametrize("limit", ["CHUNK", "KNOWN"])
-def test_long_texts_are_taken_in_parts_with_the_same_result(monkeypatch, limit):
+@pytest.mark.parametrize("limit", ["CHUNK", "CACHED"])
+def test_long_texts_are_processed_in_parts_with_the_same_result(monkeypatch, limit):
     words = WordTokenizer.train([STORY])
     before = [BPE.encode(STORY).tolist(), words.encode(STORY).tolist()]
     monkeypatch.setattr(module, limit, 5)
@@ -187,11 +187,12 @@ def test_a_saved_tokenizer_is_the_same_again(tokenizer, tmp_path):
     everything = range(tokenizer.vocab_size)
     assert again.decode(everything) == tokenizer.decode(everything)
     if isinstance(tokenizer, WordTokenizer):
+        assert isinstance(again, WordTokenizer)
         assert again.counts.tolist() == tokenizer.counts.tolist()
 
 
 @pytest.mark.parametrize("ids", [[256], [-1], [0, 3000], [[1, 2]], [0.5]])
-def test_what_is_no_token_is_refused(ids):
+def test_tokens_outside_the_vocabulary_are_refused(ids):
     with pytest.raises(ValueError, match="expected"):
         ByteTokenizer().decode(ids)
 

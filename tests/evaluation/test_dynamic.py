@@ -1,6 +1,7 @@
 """Dynamic evaluation: each window is scored before a copy of the model trains on it."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def by_hand(model, tokens, learning_rate, clip):
 
 
 @pytest.mark.parametrize("loss", ["attention", "autoencoding", "none"])
-def test_as_by_hand(loss):
+def test_matches_a_plain_loop(loss):
     model, tokens = build(tiny_config(compression_loss=loss)), text_of(41)
     found = dynamic_score(model, tokens, learning_rate=0.01, clip=0.1)
     np.testing.assert_allclose(found, by_hand(model, tokens, 0.01, 0.1), atol=1e-9)
@@ -52,14 +53,14 @@ def test_a_short_tail():
     np.testing.assert_allclose(dynamic_score(model, tokens, learning_rate=0.01), by_hand(model, tokens, 0.01, 0.1))
 
 
-def test_a_window_is_scored_before_it_is_learnt_from():
+def test_a_window_is_scored_before_training_on_it():
     model, tokens = build(tiny_config()), text_of(30)
     static, dynamic = score(model, tokens), dynamic_score(model, tokens, learning_rate=0.05)
     np.testing.assert_allclose(dynamic[:5], static[:5], atol=1e-12)
     assert (np.abs(dynamic[5:] - static[5:]) > 1e-6).all()
 
 
-def test_what_comes_later_changes_nothing_before():
+def test_later_samples_do_not_change_earlier_outputs():
     model, tokens = build(tiny_config()), text_of(30)
     other = np.concatenate([tokens[:17], (tokens[17:] + 1) % 11])
     scores = [dynamic_score(model, text, learning_rate=0.05) for text in (tokens, other)]
@@ -73,7 +74,7 @@ def test_it_helps_on_a_text_that_repeats_itself():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_is_left_as_it_was(training):
+def test_the_model_is_not_changed(training):
     model = build(tiny_config(dropout=0.5)).train(training).requires_grad_(False)
     before = {name: w.clone() for name, w in model.state_dict().items()}
     with torch.no_grad():
@@ -87,13 +88,13 @@ def test_the_model_is_left_as_it_was(training):
 
 def test_streams_limit_and_precision_are_those_of_plain_scoring():
     model = build(tiny_config(), dtype=torch.float32)
-    options = {"streams": 3, "limit": 40, "precision": "bf16"}
+    options: dict[str, Any] = {"streams": 3, "limit": 40, "precision": "bf16"}
     static = score(model, text_of(50), **options)
     dynamic = dynamic_score(model, text_of(50), learning_rate=1e-9, **options)
     np.testing.assert_allclose(dynamic, static, atol=0.05)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0])
-def test_a_learning_rate_that_is_none_is_refused(rate):
+def test_an_invalid_learning_rate_is_refused(rate):
     with pytest.raises(ValueError, match=f"learning_rate={rate}: expected a number above 0"):
         dynamic_score(build(tiny_config()), text_of(9), learning_rate=rate)

@@ -1,6 +1,7 @@
 """Metrics from nats: bits per character, perplexities and frequency buckets."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_words(tmp_path):
     assert metrics.bits_per_character is None
     assert metrics.bits_per_byte == pytest.approx(nll.sum() / math.log(2) / 19)
     assert metrics.word_perplexity == pytest.approx(math.exp(nll.sum() / 6))
-    found = {bucket.name: (bucket.tokens, bucket.perplexity) for bucket in metrics.buckets}
+    found: dict[str, Any] = {bucket.name: (bucket.tokens, bucket.perplexity) for bucket in metrics.buckets}
     assert found == {
         ">10K": (3, pytest.approx((3 * 12 * 27) ** (1 / 3))),
         "1K-10K": (2, pytest.approx(4)),
@@ -78,7 +79,7 @@ def test_the_buckets_hold_every_token_once():
     assert sum(b.tokens * math.log(b.perplexity) for b in buckets if b.perplexity) == pytest.approx(nll.sum())
 
 
-def test_a_model_that_diverged_has_a_perplexity_all_the_same(tmp_path):
+def test_a_diverged_model_has_an_infinite_perplexity(tmp_path):
     corpus = corpus_of(tmp_path / "toy", ByteTokenizer())
     assert summarise(np.full(19, 1000.0), corpus, "test").perplexity == math.inf
     assert math.isnan(summarise(np.full(19, math.nan), corpus, "test").perplexity)

@@ -61,7 +61,8 @@ def test_every_token_but_the_first_is_predicted_in_one_place_from_the_one_before
     assert all(x.shape == y.shape == (text.streams, window) and starts is None for x, y, starts in windows)
     targets = []
     for stream, length in enumerate(text.lengths):
-        x, y = (torch.cat([one[i][stream] for one in windows] or [torch.empty(0)])[:length] for i in (0, 1))
+        rows = [(x[stream], y[stream]) for x, y, _ in windows]
+        x, y = (torch.cat([row[i] for row in rows] or [torch.empty(0)])[:length] for i in (0, 1))
         assert torch.equal(x + 1, y)
         targets += y.tolist()
     assert targets == list(range(1, n))
@@ -69,7 +70,7 @@ def test_every_token_but_the_first_is_predicted_in_one_place_from_the_one_before
     assert np.ptp(text.lengths) <= 1  # so only the last window is padded
 
 
-def test_one_streams_carries_memory_through_the_whole_text():
+def test_one_stream_carries_memory_through_the_whole_text():
     model, tokens = MODELS[4], text_of(61)
     changed = tokens.copy()
     changed[0] = (changed[0] + 1) % 11
@@ -89,7 +90,7 @@ def test_a_limit_scores_the_beginning():
     assert len(score(model, tokens, limit=1000)) == 50
 
 
-def test_the_very_first_token_is_charged_as_if_all_were_alike():
+def test_the_first_token_costs_the_log_of_the_vocabulary_size():
     assert score(MODELS[4], text_of(1)).tolist() == [math.log(11)]
 
 
@@ -101,7 +102,7 @@ def test_progress_ends_with_all_tokens(monkeypatch):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_is_left_as_it_was(training):
+def test_the_model_is_not_changed(training):
     model = build(tiny_config(dropout=0.5)).train(training)
     before = {name: w.clone() for name, w in model.state_dict().items()}
     first, again = (score(model, text_of(30)) for _ in range(2))
@@ -127,7 +128,7 @@ def test_bf16_is_close():
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int64])
-def test_any_integers_do(dtype, tmp_path):
+def test_any_integer_type_is_accepted(dtype, tmp_path):
     tokens = text_of(30).astype(dtype)
     tokens.tofile(tmp_path / "tokens.bin")
     mapped = np.memmap(tmp_path / "tokens.bin", dtype, mode="r")
@@ -145,7 +146,7 @@ def test_any_integers_do(dtype, tmp_path):
         (text_of(8).reshape(2, 4), {}, r"shape \(2, 4\): expected a row of integers"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(tokens, options, message):
+def test_invalid_tokens_and_options_are_refused(tokens, options, message):
     with pytest.raises(ValueError, match=message):
         score(MODELS[4], tokens, **options)
 

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 from helpers import COMPRESSIONS, TRAINABLE, build
-from training_helpers import tiny_corpus, tiny_run_config
+from training_helpers import model_config, tiny_corpus, tiny_run_config
 
+from compressive.config import ModelConfig
 from compressive.evaluation.score import LONG, score
 from compressive.evaluation.sweep import Reading, combinations, parse_sizes, plot, sweep
 from compressive.plotting import PlotError
 from compressive.runs import checkpoint
 from compressive.runs.run import Run
-from compressive.runs.trained import Trained
+from compressive.runs.trained import EvalConfig, Trained
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +28,15 @@ def a_run(folder, data_dir, steps=(1,), **model):
     """Create a run with random weights, different at every step."""
     run = Run.create(folder / "run", tiny_run_config(data_dir, model))
     for step in steps:
-        weights = build(run.config.model, seed=step, dtype=torch.float32).state_dict()
+        weights = build(model_config(run.config), seed=step, dtype=torch.float32).state_dict()
         checkpoint.save(run.checkpoints, step, {"model": weights}, {})
     return run
+
+
+def as_transformer(config: EvalConfig) -> ModelConfig:
+    """The model configuration to evaluate with, which must be a Compressive Transformer's."""
+    assert isinstance(config.model, ModelConfig)
+    return config.model
 
 
 def test_the_trained_model_comes_back(tmp_path, data_dir):
@@ -39,7 +46,7 @@ def test_the_trained_model_comes_back(tmp_path, data_dir):
     assert trained.step == 1
     assert not model.training
     assert model.config == run.config.model
-    saved = build(run.config.model, seed=1, dtype=torch.float32)
+    saved = build(model_config(run.config), seed=1, dtype=torch.float32)
     assert all(torch.equal(w, v) for w, v in zip(model.parameters(), saved.parameters(), strict=True))
 
 
@@ -69,7 +76,7 @@ def test_switched_off_is_what_a_transformer_xl_with_these_weights_gives(tmp_path
     trained, tokens = Trained.load(run), np.arange(100)
     off = score(trained.model(trained.eval_config(compressed_size=0).model), tokens)
     full = score(trained.model(trained.eval_config().model), tokens)
-    plain = build(tiny_run_config(data_dir, {"compressed_size": 0}).model, dtype=torch.float32)
+    plain = build(model_config(tiny_run_config(data_dir, {"compressed_size": 0})), dtype=torch.float32)
     plain.load_state_dict({name: w for name, w in trained.weights.items() if "compress" not in name})
     assert (off == score(plain, tokens)).all()
     assert (off != full).any()
@@ -78,7 +85,7 @@ def test_switched_off_is_what_a_transformer_xl_with_these_weights_gives(tmp_path
 @pytest.mark.parametrize("compression", TRAINABLE)
 def test_compressed_memory_cannot_be_switched_on_untrained(compression, tmp_path, data_dir):
     trained = Trained.load(a_run(tmp_path, data_dir, compression=compression, compressed_size=(8, 0)))
-    assert trained.eval_config(memory_size=4).model.compressed_size == (8, 0)
+    assert as_transformer(trained.eval_config(memory_size=4)).compressed_size == (8, 0)
     message = r"compressed_size=8: expected 0 in layers 1, trained without compressed memory .* train with a"
     with pytest.raises(ValueError, match=message):
         trained.eval_config(compressed_size=8)
@@ -102,8 +109,8 @@ def test_compressed_memory_cannot_be_switched_on_untrained(compression, tmp_path
 )
 def test_empty_memory(sizes, trained_with, asked, expected, tmp_path, data_dir):
     trained = Trained.load(a_run(tmp_path, data_dir, empty_memory=trained_with))
-    config = trained.eval_config(*sizes, asked)
-    assert config.model.empty_memory == expected
+    config = trained.eval_config(sizes[0], sizes[1], asked)
+    assert as_transformer(config).empty_memory == expected
     reason = "asked for" if asked != "auto" else "as in training" if trained_with == expected else "memory is larger"
     assert config.reason.startswith(reason)
 
@@ -116,7 +123,7 @@ def test_lists_of_sizes(text, sizes):
 
 
 @pytest.mark.parametrize("text", ["abc", "-4", "4,", "", ",", "4.5", "4 8", "٤", "4,x"])
-def test_what_is_no_list_of_sizes_is_refused(text):
+def test_an_invalid_list_of_sizes_is_refused(text):
     with pytest.raises(ValueError, match=f"memory_size={text!r}: expected whole numbers of at least 0, such as 512"):
         parse_sizes("memory_size", text)
 
@@ -124,7 +131,8 @@ def test_what_is_no_list_of_sizes_is_refused(text):
 def test_every_combination(tmp_path, data_dir):
     trained = Trained.load(a_run(tmp_path, data_dir))
     configs = combinations(trained, "4,32", "0,8")
-    sizes = [(s.model.memory_size, s.model.compressed_size, s.model.empty_memory) for s in configs]
+    models = [as_transformer(config) for config in configs]
+    sizes = [(model.memory_size, model.compressed_size, model.empty_memory) for model in models]
     assert sizes == [(4, 0, "zeros"), (4, 8, "zeros"), (32, 0, "masked"), (32, 8, "masked")]
     with pytest.raises(ValueError, match="memory_size=0: expected at least 1 in layer 0"):
         combinations(trained, "4,0", "8")
@@ -143,7 +151,7 @@ def test_a_sweep_is_one_evaluation_after_the_other(tmp_path, data_dir):
         assert result.metrics.nats == pytest.approx(nll.sum())
         assert result.headline == result.metrics.bits_per_character
         assert result.streams == 2
-        assert result.as_dict()["compressed_size"] == config.model.compressed_size
+        assert result.as_dict()["compressed_size"] == as_transformer(config).compressed_size
 
 
 def test_streams_are_chosen_by_length(tmp_path, data_dir):
@@ -170,7 +178,7 @@ def test_a_corpus_that_has_changed_is_refused(tmp_path, data_dir):
         ({"streams": -1}, "streams=-1: expected at least 1, or 0"),
     ],
 )
-def test_a_reading_that_makes_no_sense_is_refused(values, message):
+def test_an_invalid_reading_is_refused(values, message):
     with pytest.raises(ValueError, match=message):
         Reading(**values)
 

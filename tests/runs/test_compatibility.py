@@ -36,7 +36,7 @@ def test_a_run_and_a_release_give_the_same_numbers(name):
     assert [int(token) for token in generate(model, TOKENS[:13], 20, seed=1)] == EXPECTED["tokens"]
 
 
-def test_a_saved_state_goes_on():
+def test_a_saved_state_continues():
     model = load("run")
     saved = DecodingState.load(WRITTEN / "state.safetensors")
     _, state = prime(model, TOKENS[:13])

@@ -39,7 +39,7 @@ def test_a_release_is_the_model_and_what_it_needs(run, release):
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
-def test_commands_take_it_in_place_of_a_run(run, release, tmp_path):
+def test_commands_take_a_release_instead_of_a_run(run, release, tmp_path):
     words = ("--prompt", "the cat", "--length", "20", "--seed", "3")
     results = [command("generate", folder, *words, cwd=tmp_path) for folder in (run.folder, release)]
     assert results[0].stdout == results[1].stdout != ""

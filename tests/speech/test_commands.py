@@ -2,36 +2,36 @@
 
 import json
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from speech_helpers import tiny_speech, tiny_speech_config, tiny_wavenet, tone, write_audio
-from training_helpers import command, make_run
+from speech_helpers import starts_of, tiny_speech, tiny_speech_config, tiny_wavenet, tone, write_audio
+from training_helpers import command, latest, make_run
 
 from compressive.architectures import build_model
 from compressive.cli import main
-from compressive.config import ModelConfig, RunConfig
+from compressive.config import AnyModelConfig, ModelConfig, RunConfig
 from compressive.data.corpus import Corpus, Streams
 from compressive.data.speech.audio import read_wav
 from compressive.evaluation.score import score
 from compressive.inference.generate import generate
-from compressive.runs import checkpoint
 from compressive.runs.run import Run
 from compressive.runs.trained import Trained
 from compressive.speech import floors
 from compressive.training import loop
 
-TRANSFORMER = {
+TRANSFORMER: dict[str, Any] = {
     "vocab_size": 256, "n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 32, "window": 40, "memory_size": 40,
     "compressed_size": 20, "empty_memory": "masked",
 }  # fmt: skip
-MODELS = {
+MODELS: dict[str, AnyModelConfig] = {
     "compressive": ModelConfig(**TRANSFORMER),
     "txl": ModelConfig(**TRANSFORMER | {"memory_size": 60, "compressed_size": 0}),
     "wavenet": tiny_wavenet(window=40),
 }
-LOGISTICS = {
+LOGISTICS: dict[str, AnyModelConfig] = {
     "compressive": ModelConfig(**TRANSFORMER | {"vocab_size": 65_536, "head": "logistics", "mixtures": 3}),
     "wavenet": tiny_wavenet(window=40, vocab_size=65_536, head="logistics", mixtures=3),
 }
@@ -72,7 +72,7 @@ def test_evaluation_scores_every_sample_once_beside_the_floors(home, name, capsy
         assert word in shown
 
 
-def test_models_are_scored_on_the_same_samples_whatever_their_windows(home):
+def test_models_are_scored_on_the_same_samples_for_any_window(home):
     corpus = Corpus.open(home / "data" / "tiny")
     for name in MODELS:
         trained = Trained.load(Run.open(home / "runs" / name))
@@ -87,7 +87,7 @@ def test_a_clip_costs_the_same_whatever_came_before_it(home, name):
     """Score two concatenated clips, and the second alone: all but its first sample agree."""
     corpus = Corpus.open(home / "data" / "tiny")
     trained = Trained.load(Run.open(home / "runs" / name))
-    model, (_, second) = trained.model(trained.config).double(), corpus.starts("test")
+    model, (_, second) = trained.model(trained.config).double(), starts_of(corpus, "test")
     together = score(model, corpus.split("test"), clips=corpus.starts("test"))
     alone = score(model, corpus.split("test")[second:], clips=np.array([0]))
     np.testing.assert_allclose(together[second + 1 :], alone[1:], rtol=1e-9)
@@ -113,7 +113,8 @@ def test_training_sees_the_starts_that_scoring_sees(home, name, tmp_path, monkey
     corpus = Corpus.open(home / "data" / "tiny")
     size = len(corpus.split("train")) // 4
     marks = np.zeros(4 * size, bool)
-    marks[corpus.starts("train")[corpus.starts("train") < 4 * size]] = True
+    clips = starts_of(corpus, "train")
+    marks[clips[clips < 4 * size]] = True
     marks[[stream * size for stream in range(4)]] = True  # the first token of a stream is always a start
     stride = MODELS[name].window
     positions = [i * stride for i in range((size - 1) // stride)]
@@ -135,7 +136,7 @@ def test_text_has_no_starts(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["compressive", "wavenet"])
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(home, name, tmp_path):
+def test_a_stopped_run_resumes_bit_for_bit(home, name, tmp_path):
     config = tiny_speech_config(home / "data", MODELS[name], update_every=3, update_every_from=0)
     whole = make_run(tmp_path / "whole", config)
     loop.train(whole)
@@ -143,7 +144,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(home, name, tmp_path):
     shutil.copytree(whole.folder, halves.folder, dirs_exist_ok=True)
     shutil.rmtree(halves.checkpoints / "step-00000012")
     loop.train(halves)
-    a, b = (checkpoint.latest(run.checkpoints) for run in (whole, halves))
+    a, b = (latest(run.checkpoints) for run in (whole, halves))
     for part in ("model", "optimiser", "memory"):
         for key, tensor in a.tensors(part).items():
             assert torch.equal(tensor, b.tensors(part)[key]), key
@@ -212,7 +213,7 @@ def test_a_wavenet_can_be_exported(home, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", LOGISTICS)
-def test_sixteen_bits_go_all_the_way(tmp_path, name, capsys):
+def test_sixteen_bits_train_and_evaluate(tmp_path, name, capsys):
     tiny_speech(tmp_path / "data", "pcm16")
     config = tiny_speech_config(
         tmp_path / "data", LOGISTICS[name], steps=30, decay_steps=27, sample_every=30, sample_tokens=20
@@ -237,7 +238,7 @@ def test_codes_that_a_mixture_would_take_for_other_amplitudes_are_refused(home, 
         loop.train(run)
 
 
-def test_the_commands_as_a_new_user_gives_them(tmp_path):
+def test_the_commands_end_to_end(tmp_path):
     """Prepare the embedded speech, train, evaluate and sample through the real command line."""
     done = command("data", "prepare", "speech", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ def test_the_unigram_and_bigram_of_made_up_codes():
     assert floors.unigram(noise, noise[:5000], 256) == pytest.approx(8, abs=0.01)
 
 
-def test_linear_prediction_sees_through_tones_but_not_through_noise():
+def test_linear_prediction_predicts_tones_but_not_noise():
     tokenizer, noise = MuLawTokenizer(), np.random.default_rng(0)
 
     def codes(x):
@@ -33,7 +33,7 @@ def test_linear_prediction_sees_through_tones_but_not_through_noise():
     assert floors.linear_prediction(codes(noise.uniform(-1, 1, 48_000))) > 6
 
 
-def test_linear_prediction_gives_all_codes_together_no_more_than_one():
+def test_linear_prediction_is_a_probability_distribution():
     """Score every code after the same past; their probabilities sum to 1."""
     past = MuLawTokenizer().encode(np.round(9000 * np.sin(np.arange(600) / 7)).astype("<i2").tobytes())
     total = 0.0
@@ -53,7 +53,7 @@ def test_linear_prediction_never_looks_ahead():
     assert not np.array_equal(both[0][702:], both[1][702:])
 
 
-def test_pieces_change_nothing(monkeypatch):
+def test_processing_in_pieces_gives_the_same_floors(monkeypatch):
     codes = np.random.default_rng(0).integers(90, 160, 5000).astype(np.uint8)
     whole = [floors.unigram(codes, codes, 256), floors.bigram(codes, codes), floors.linear_prediction(codes)]
     monkeypatch.setattr(floors._pieces, "__defaults__", (700, 0))
@@ -71,14 +71,14 @@ def test_sixteen_bits_have_a_unigram_only(tmp_path):
     assert set(floors.floors(tiny_speech(tmp_path, "pcm16"), "test")) == {"unigram"}
 
 
-def test_a_beginning_can_be_asked_for(tmp_path):
+def test_a_limit_gives_the_floors_of_the_first_samples(tmp_path):
     corpus = tiny_speech(tmp_path)
     found = floors.floors(corpus, "test", 300)
     assert set(found) == {"unigram", "bigram", "linear prediction"}
     assert found["unigram"] == floors.unigram(corpus.split("train"), corpus.split("test")[:300], 256)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is not there")
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} does not exist")
 def test_the_floors_of_real_speech(tmp_path):
     prepare("speech", (), REAL, tmp_path, "auto", 0, None, (0.9, 0.05, 0.05))
     found = floors.floors(Corpus.open(tmp_path / "speech"), "test")

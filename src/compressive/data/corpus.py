@@ -134,7 +134,7 @@ class Corpus:
             path, expected = corpus._path(split), corpus.manifest.splits[split].tokens * corpus._dtype.itemsize
             size = path.stat().st_size if path.is_file() else None
             if size != expected:
-                found = "is not there" if size is None else f"has {size:,} bytes"
+                found = "is missing" if size is None else f"has {size:,} bytes"
                 raise ValueError(f"{path} {found}, expected {expected:,} bytes: prepare the corpus again")
         return corpus
 
@@ -227,31 +227,31 @@ def write_corpus(
     refuse_foreign(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _clear_abandoned(folder)
-    aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
-    aside.mkdir()
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
+    partial.mkdir()
     try:
-        tokenizer.save(aside)
+        tokenizer.save(partial)
         infos = {
-            split: _write_split(aside / f"{split}.bin", name, split, tokenizer, splits[split], workers)
+            split: _write_split(partial / f"{split}.bin", name, split, tokenizer, splits[split], workers)
             for split in SPLITS
         }
         if clips is not None:
-            _write_clips(aside / CLIPS, clips())
+            _write_clips(partial / CLIPS, clips())
         Manifest(
             name=name,
             tokenizer=tokenizer.kind,
-            tokenizer_sha256=sha256_of(aside / tokenizers.FILE),
+            tokenizer_sha256=sha256_of(partial / tokenizers.FILE),
             vocab_size=tokenizer.vocab_size,
             dtype=tokenizer.dtype.name,
             splits=infos,
             sources=sources,
             settings=settings or {},
             note=note,
-            clips_sha256="" if clips is None else sha256_of(aside / CLIPS),
-        ).save(aside)
-        _take_place(aside, folder)
+            clips_sha256="" if clips is None else sha256_of(partial / CLIPS),
+        ).save(partial)
+        _replace_folder(partial, folder)
     except BaseException:  # including KeyboardInterrupt
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
     return Corpus.open(folder)
 
@@ -288,15 +288,15 @@ def _write_clips(path: Path, clips: Sequence[Clip]) -> None:
     _write_synced(path, file.getvalue().encode())
 
 
-def _take_place(aside: Path, folder: Path) -> None:
+def _replace_folder(partial: Path, folder: Path) -> None:
     """Rename a complete folder into place; an older one is renamed away first and deleted after."""
     if not folder.exists():
-        aside.rename(folder)
+        partial.rename(folder)
         return
-    old = aside.with_suffix(".old")
+    old = partial.with_suffix(".old")
     folder.rename(old)
     try:
-        aside.rename(folder)
+        partial.rename(folder)
     except BaseException:
         old.rename(folder)
         raise

@@ -68,8 +68,8 @@ def prepare(
     if corpus == "text":
         settings["split"] = " ".join(map(str, split))
     elif source is None:
-        if (there := _same(folder, settings, None)) is not None:
-            return there
+        if (existing := _same(folder, settings, None)) is not None:
+            return existing
         if corpus == "pg19":
             raise ValueError(
                 "no --source: PG-19 is not downloaded but built from Project Gutenberg's texts; run: compressive data "
@@ -80,8 +80,8 @@ def prepare(
         source = download(published.url, archive, published.sha256)
 
     text = _read(corpus, paths, source, split)
-    if (there := _same(folder, settings, text.sources)) is not None:
-        return there
+    if (existing := _same(folder, settings, text.sources)) is not None:
+        return existing
     made_by = given or _tokenizer(kind, text, vocab_size)
     workers = workers or (1 if kind == "bytes" or sum(text.sizes.values()) < SHARED else cores())
     with _watched(text, "writing") as splits:
@@ -98,11 +98,11 @@ def _prepare_speech(
     """Prepare a corpus of audio clips."""
     if settings["corpus"] == "speech":
         settings |= {"split": " ".join(map(str, split))}
-    if source is None and (there := _same(folder, settings, None)) is not None:
-        return there
+    if source is None and (existing := _same(folder, settings, None)) is not None:
+        return existing
     found = speech.find(settings["corpus"], source, folder.parent / DOWNLOADS, split)
-    if (there := _same(folder, settings, found.sums)) is not None:
-        return there
+    if (existing := _same(folder, settings, found.sums)) is not None:
+        return existing
     made = speech.write(folder, name, found, speech.TOKENIZERS[settings["tokenizer"]](), settings)
     print(f"{folder}: prepared, {_summary(made)}")
     return made
@@ -144,15 +144,15 @@ def _read(corpus: str, paths: Sequence[Path], source: Path | None, split: tuple[
 def _same(folder: Path, settings: Mapping[str, str], sources: Mapping[str, str] | None) -> Corpus | None:
     """Return the corpus in the folder if it has these settings and, unless None, these sources; else None."""
     try:
-        there = Corpus.open(folder)
+        existing = Corpus.open(folder)
     except (FileNotFoundError, ValueError):  # missing or damaged: prepare it again
         return None
-    if there.manifest.settings != settings:
+    if existing.manifest.settings != settings:
         return None
-    if sources is not None and list(there.manifest.sources.items()) != list(sources.items()):
+    if sources is not None and list(existing.manifest.sources.items()) != list(sources.items()):
         return None
-    print(f"{folder}: already prepared, {_summary(there)}")
-    return there
+    print(f"{folder}: already prepared, {_summary(existing)}")
+    return existing
 
 
 def _difference(corpus: str, words: int) -> str | None:

@@ -29,7 +29,7 @@ Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 FILE = "tokenizer.json"
 CHUNK = 1 << 20  # bytes tokenised at a time, to bound memory
-KNOWN = 1 << 19  # pieces of text, about a word each, whose tokens BPE caches
+CACHED = 1 << 19  # pieces of text, about a word each, whose tokens BPE caches
 
 
 class Tokenizer(ABC):
@@ -216,7 +216,7 @@ class BPETokenizer(Tokenizer):
 
     def __init__(self, engine: "tokenizers.Tokenizer") -> None:
         self._engine = engine
-        self._known: dict[bytes, list[int]] = {}  # cache from piece to tokens, as most pieces repeat
+        self._cache: dict[bytes, list[int]] = {}  # cache from piece to tokens, as most pieces repeat
         tokens = sorted(engine.get_vocab().items(), key=lambda item: item[1])
         self._bytes = [bytes(_BYTES[character] for character in token) for token, _ in tokens]
 
@@ -266,12 +266,12 @@ class BPETokenizer(Tokenizer):
     def _encode(self, text: bytes, offset: int) -> Tokens:
         _utf8(text, offset)  # checked here, where the offset for the error message is known
         pieces = self._CUT.split(text)
-        if len(self._known) > KNOWN:
-            self._known.clear()
-        new = [piece for piece in set(pieces) if piece not in self._known]
+        if len(self._cache) > CACHED:
+            self._cache.clear()
+        new = [piece for piece in set(pieces) if piece not in self._cache]
         found = self._engine.encode_batch_fast([piece.decode("utf-8") for piece in new])
-        self._known.update(zip(new, (encoding.ids for encoding in found), strict=True))
-        ids = chain.from_iterable(map(self._known.__getitem__, pieces))
+        self._cache.update(zip(new, (encoding.ids for encoding in found), strict=True))
+        ids = chain.from_iterable(map(self._cache.__getitem__, pieces))
         return np.fromiter(ids, self.dtype)
 
     def _state(self) -> dict[str, Any]:

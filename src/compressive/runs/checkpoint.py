@@ -83,20 +83,20 @@ def save(folder: Path, step: int, parts: Parts, state: dict[str, Any], world: Wo
 
 
 def _save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], world: World) -> Path:
-    final, aside = folder / f"step-{step:08d}", folder / f".step-{step:08d}.partial"
+    final, partial = folder / f"step-{step:08d}", folder / f".step-{step:08d}.partial"
 
     def begin() -> None:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
 
     def finish() -> None:
-        files = {path.name: _sync_and_hash(path) for path in sorted(aside.iterdir())}
+        files = {path.name: _sync_and_hash(path) for path in sorted(partial.iterdir())}
         manifest = {"step": step, "state": state, "files": files}
-        path = aside / "manifest.json"
+        path = partial / "manifest.json"
         path.write_text(json.dumps(manifest | {"checksum": _checksum(manifest)}, indent=1), "utf-8")
         _sync_and_hash(path)
         shutil.rmtree(final, ignore_errors=True)
-        aside.rename(final)
+        partial.rename(final)
         _sync_folder(folder)
 
     try:
@@ -104,14 +104,14 @@ def _save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, 
         with _plain_errors(f"{final} cannot be written"):
             state_dict_saver.save(
                 tensors,
-                storage_writer=HuggingFaceStorageWriter(str(aside), save_distributed=True),
+                storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True),
                 process_group=world.background,
                 no_dist=world.background is None,
             )
         world.first(finish)
     except BaseException:
         if world.is_first:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
         raise
     return final
 

@@ -25,17 +25,17 @@ def export(run: Run, out: Path, which: Literal["best", "last"] = "best", data_di
     if out.exists():
         raise ValueError(f"out={out} exists already: choose another folder, or remove it first")
     trained, corpus = Trained.load(run, which), run.corpus(data_dir)
-    aside = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     try:
-        save_file(trained.weights, aside / WEIGHTS, metadata={"format": "pt"})
-        (aside / "config.json").write_text(json.dumps(dataclasses.asdict(run.config), indent=1), "utf-8")
-        corpus.tokenizer.save(aside)
+        save_file(trained.weights, partial / WEIGHTS, metadata={"format": "pt"})
+        (partial / "config.json").write_text(json.dumps(dataclasses.asdict(run.config), indent=1), "utf-8")
+        corpus.tokenizer.save(partial)
         about = {"corpus": corpus.name, "step": trained.step, "checkpoint": which}
-        (aside / ABOUT).write_text(json.dumps(about, indent=1), "utf-8")
-        aside.rename(out)
+        (partial / ABOUT).write_text(json.dumps(about, indent=1), "utf-8")
+        partial.rename(out)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
     return out

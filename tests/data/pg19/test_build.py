@@ -88,7 +88,7 @@ def test_a_list_says_what_is_kept_and_where(tmp_path):
     assert "missing 1" in text
 
 
-def test_without_a_list_the_text_is_asked(tmp_path):
+def test_without_a_list_year_and_language_come_from_the_text(tmp_path):
     source = put(
         tmp_path / "raw",
         {
@@ -115,7 +115,7 @@ def test_without_a_list_the_text_is_asked(tmp_path):
     assert "dropped 4: 1 published after 1918; 1 year unknown; 1 not in English; 1 shorter" in str(summary)
 
 
-def test_bad_raw_texts_are_reported_and_the_build_goes_on(tmp_path, capsys):
+def test_bad_raw_texts_are_reported_and_the_build_continues(tmp_path, capsys):
     source = put(
         tmp_path / "raw",
         {
@@ -164,14 +164,14 @@ def test_bad_raw_texts_are_reported_and_the_build_goes_on(tmp_path, capsys):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_fails_alone(tmp_path):
+def test_an_unreadable_file_does_not_stop_the_build(tmp_path):
     source = put(tmp_path / "raw", {"1.txt": raw("one"), "2.txt": raw("two")})
     (source / "2.txt").chmod(0)
     build([source], tmp_path / "out", listed(tmp_path / "l.csv", (1, "train"), (2, "train")), workers=1)
     assert log(tmp_path / "out")[2].reason == "cannot be read: Permission denied"
 
 
-def test_a_read_that_fails_fails_alone(tmp_path, monkeypatch):
+def test_a_failed_read_does_not_stop_the_build(tmp_path, monkeypatch):
     """Fail as on a disk with a bad sector, or without permission."""
     source = put(tmp_path / "raw", {"1.txt": raw("one"), "2.txt": raw("two")})
 
@@ -186,7 +186,7 @@ def test_a_read_that_fails_fails_alone(tmp_path, monkeypatch):
     assert (entries[1].status, entries[2].reason) == ("kept", "cannot be read: Permission denied")
 
 
-def test_of_several_raw_texts_the_others_are_in_the_log(tmp_path):
+def test_raw_texts_that_were_not_chosen_are_in_the_log(tmp_path):
     put(tmp_path / "a", {"1-8.txt": raw("worse"), "1.txt": raw("best")})
     put(tmp_path / "b", {"1.txt": raw("later")})
     books = listed(tmp_path / "l.csv", (1, "train"))
@@ -230,7 +230,7 @@ def some(tmp_path):
     return source, books, tmp_path / "out"
 
 
-def test_what_is_built_is_left_alone(some):
+def test_built_books_are_not_rebuilt(some):
     source, books, out = some
     assert build([source], out, books, workers=1).reused == 0
     first = tree(out)
@@ -240,7 +240,7 @@ def test_what_is_built_is_left_alone(some):
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.txt")} == times
 
 
-def test_what_has_changed_is_built_again(some, tmp_path):
+def test_changed_books_are_built_again(some, tmp_path):
     source, books, out = some
     build([source], out, books, workers=1)
     first = tree(out)
@@ -266,7 +266,7 @@ def test_another_version_of_the_code_builds_again(some, monkeypatch):
     assert build([source], out, books, workers=1).reused == 0
 
 
-def test_leftovers_of_a_killed_build_are_taken_up_or_removed(some):
+def test_leftovers_of_a_killed_build_are_reused_or_removed(some):
     source, books, out = some
     build([source], out, books, workers=1)
     whole = tree(out)
@@ -281,7 +281,7 @@ def test_leftovers_of_a_killed_build_are_taken_up_or_removed(some):
     assert not (out / "part").exists()
 
 
-def test_a_build_that_is_killed_twice_keeps_what_both_have_built(some, monkeypatch):
+def test_a_build_killed_twice_keeps_the_books_of_both_runs(some, monkeypatch):
     source, books, out = some
     one_by_one = pg19.build_book
 
@@ -323,7 +323,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_a_build_that_is_killed_goes_on_as_if_nothing_had_happened(tmp_path, how, code):
+def test_a_killed_build_resumes_without_loss(tmp_path, how, code):
     source = put(tmp_path / "raw", {f"{i}.txt": raw(f"{i} words of a book\r\n" * 500) for i in range(1, 41)})
     books = listed(tmp_path / "l.csv", *((i, ("train", "test")[i % 2]) for i in range(1, 41)))
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -338,7 +338,7 @@ def test_a_build_that_is_killed_goes_on_as_if_nothing_had_happened(tmp_path, how
     assert tree(killed) == tree(whole)
 
 
-def test_a_folder_with_texts_of_others_is_never_written_to(some, tmp_path):
+def test_a_folder_with_other_files_is_never_written_to(some, tmp_path):
     source, books, _ = some
     mine = put(tmp_path / "mine", {"train/1.txt": b"my own"})
     with pytest.raises(ValueError, match=r"holds files, but .* has no build\.jsonl"):
@@ -394,6 +394,7 @@ def years(archives):
     for text, content in stream(found, lambda size: None):
         parts = Parts.of(decode(content)[0])
         year, expected = infer(parts.header, parts.body).year, official()[text.id].year
+        assert expected is not None
         yield None if year is None else year - expected, year
 
 

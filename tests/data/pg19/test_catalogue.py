@@ -17,7 +17,10 @@ def test_the_official_list_is_whole():
     assert len(books) == 28_752
     assert Counter(book.split for book in books.values()) == {"train": 28_602, "validation": 50, "test": 100}
     assert sum(book.bytes for book in books.values()) == 11_736_553_257
-    assert all(1483 <= book.year <= 1918 and len(bytes.fromhex(book.sha256)) == 32 for book in books.values())
+    assert all(
+        book.year is not None and 1483 <= book.year <= 1918 and len(bytes.fromhex(book.sha256)) == 32
+        for book in books.values()
+    )
     assert all(book.id == book_id for book_id, book in books.items())
     assert (books[860].title, books[860].year, books[860].split) == ("Baby Mine by Margaret Mayo", 1910, "test")
     assert read_catalogue("official") is books
@@ -69,7 +72,7 @@ def test_a_list_that_cannot_be_read_is_refused(tmp_path, content, message):
         read_catalogue(str(path))
 
 
-def test_a_list_that_is_not_there_is_named(tmp_path):
+def test_a_missing_list_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.csv does not exist"):
         read_catalogue(str(tmp_path / "nowhere.csv"))
 

@@ -51,7 +51,7 @@ def text_of(corpus):
     return {split: corpus.tokenizer.decode(corpus.split(split)) for split in SPLITS}
 
 
-def test_books_follow_each_other_by_number_and_each_ends_its_last_line(built, tmp_path):
+def test_books_are_in_order_of_id_and_end_with_a_line_feed(built, tmp_path):
     expected = {
         "train": b"".join(book(number) + b"\n" for number in (9, 10, 20, 101)),
         "valid": b"".join(book(number) + b"\n" for number in (3, 200)),
@@ -70,7 +70,7 @@ def test_books_follow_each_other_by_number_and_each_ends_its_last_line(built, tm
         ]
 
 
-def test_what_is_no_book_is_left_alone(built):
+def test_files_that_are_not_books_are_ignored(built):
     before = read_pg19(built)
     (built / "test" / "notes.txt").write_text("x")
     (built / "test" / "860.txt.part").write_text("x")
@@ -93,7 +93,7 @@ def test_the_note_says_what_is_missing(built, tmp_path, capsys):
     assert corpus.manifest.note in capsys.readouterr().out
 
 
-def test_a_second_time_there_is_nothing_to_do_and_a_changed_book_is_noticed(built, tmp_path, capsys):
+def test_a_second_preparation_does_nothing_unless_a_book_has_changed(built, tmp_path, capsys):
     run(built, tmp_path / "data")
     run(built, tmp_path / "data")
     assert capsys.readouterr().out.count("already prepared") == 1
@@ -154,11 +154,12 @@ def test_a_long_text_is_learnt_from_in_part(built, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="the real books are not here: shared/data/pg19")
-def test_real_books_survive():
+def test_real_books_round_trip():
     books = []
     with tarfile.open(REAL / "books-validation.tar.xz") as archive:
         for member in archive:
-            content = archive.extractfile(member).read() if member.isfile() else b""
+            file = archive.extractfile(member) if member.isfile() else None
+            content = b"" if file is None else file.read()
             try:
                 books.append(content.decode("utf-8").encode())
             except UnicodeDecodeError:

@@ -76,7 +76,7 @@ def test_tars_are_streamed(tmp_path, ending):
     path = put_tar(tmp_path / f"books.{ending}", [("train/1.txt", b"one" * 1000), ("2-0.txt", b"two"), ("a.md", b"")])
     found = find_books([path])
     assert found.books == {}
-    seen = []
+    seen: list[int] = []
     streamed = {raw.name: content for raw, content in stream(found, seen.append)}
     assert streamed == {f"books.{ending}/train/1.txt": b"one" * 1000, f"books.{ending}/2-0.txt": b"two"}
     assert 0 < sum(seen) <= path.stat().st_size
@@ -111,7 +111,7 @@ def test_the_order_holds_inside_a_tar_too(tmp_path, names):
     assert [raw.member for raw in found.ranked(9)] == ["9.txt", "9-8.txt", "9-0.txt"]
 
 
-def test_a_tar_s_text_is_not_handed_out_where_a_better_one_is_known(tmp_path):
+def test_a_text_in_a_tar_is_skipped_if_a_preferred_one_is_known(tmp_path):
     put(tmp_path / "a/9.txt", b"better")
     put_tar(tmp_path / "b.tar", [("9.txt", b"worse"), ("8.txt", b"only")])
     found = find_books([tmp_path / "a", tmp_path / "b.tar"])
@@ -119,7 +119,7 @@ def test_a_tar_s_text_is_not_handed_out_where_a_better_one_is_known(tmp_path):
     assert [raw.name for raw in found.ranked(9)] == ["a/9.txt", "b.tar/9.txt"]
 
 
-def test_of_a_member_that_is_twice_in_a_tar_the_first_is_taken(tmp_path):
+def test_the_first_of_two_equal_members_of_a_tar_is_used(tmp_path):
     found = find_books([put_tar(tmp_path / "a.tar", [("9.txt", b"first"), ("9.txt", b"again")])])
     assert taken(found) == {9: b"first"}
 
@@ -154,7 +154,7 @@ def test_a_damaged_member_is_found_when_it_is_read(tmp_path):
         read(raw)
 
 
-def test_a_source_that_is_not_there_is_named(tmp_path):
+def test_a_missing_source_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         find_books([tmp_path / "nowhere"])
 

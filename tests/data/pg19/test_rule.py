@@ -46,7 +46,7 @@ def test_words_are_replaced_as_by_the_plain_rule(text):
 
 @given(st.lists(st.lists(st.sampled_from([p for p in PIECES if p.isascii()]), max_size=20).map("".join), max_size=4))
 @settings(deadline=None)
-def test_words_seen_before_make_no_difference(texts):
+def test_cached_words_give_the_same_text(texts):
     replacement = Replacement(TABLE)
     assert [replacement(text) for text in texts] == [slowly(text) for text in texts]
 
@@ -59,7 +59,7 @@ def test_no_word_is_lost_between_pieces(monkeypatch, piece):
     assert rule._words(text) == {b"one", b"zorp", b"two", b"kalu", b"three", b"zorps"}
 
 
-def test_the_memory_of_words_is_bounded(monkeypatch):
+def test_the_word_cache_is_bounded(monkeypatch):
     monkeypatch.setattr(rule, "_CLEAN_WORDS", 10)
     replacement = Replacement(TABLE)
     for i in range(50):

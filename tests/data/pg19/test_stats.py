@@ -43,9 +43,9 @@ def small(monkeypatch):
 
 
 def shown(splits):
-    console = Console(file=StringIO(), width=80)
-    console.print(*tables(splits))
-    return console.file.getvalue()
+    screen = StringIO()
+    Console(file=screen, width=80).print(*tables(splits))
+    return screen.getvalue()
 
 
 def test_every_split_is_counted(built):
@@ -56,12 +56,12 @@ def test_every_split_is_counted(built):
     assert {split: found[split].published for split in found} == OFFICIAL
 
 
-def test_books_come_by_number(built):
+def test_books_are_in_order_of_id(built):
     (built / "train" / "9.txt").write_bytes(b"")
     assert [path.name for path in books(built, "train")] == ["9.txt", "10.txt", "100.txt"]
 
 
-def test_a_part_is_marked(built):
+def test_a_partial_split_is_marked(built):
     found = measure(built)
     assert not any(split.complete for split in found.values())
     text = shown(found)
@@ -71,7 +71,7 @@ def test_a_part_is_marked(built):
     assert "complete" not in text
 
 
-def test_the_whole_is_marked(built, small):
+def test_a_complete_split_is_marked(built, small):
     found = measure(built)
     assert all(split.complete for split in found.values())
     text = shown(found)
@@ -81,7 +81,7 @@ def test_the_whole_is_marked(built, small):
     assert "comparable" not in text
 
 
-def test_other_books_do_not_make_a_whole(built, small):
+def test_other_books_do_not_complete_a_split(built, small):
     (built / "validation" / "1925.txt").rename(built / "validation" / "3.txt")
     (built / "train" / "3.txt").write_bytes(b"another")
     found = measure(built)
@@ -139,7 +139,7 @@ def test_the_command_prints_json(built):
     assert (test["present"], test["complete"]) == (3, False)
 
 
-@pytest.mark.parametrize(("folder", "message"), [("nowhere", "is not there"), (".", "holds no books")])
+@pytest.mark.parametrize(("folder", "message"), [("nowhere", "does not exist"), (".", "holds no books")])
 def test_a_mistake_is_one_line_and_code_2(tmp_path, capsys, folder, message):
     assert main(["data", "pg19", "stats", str(tmp_path / folder)]) == 2
     said = capsys.readouterr()

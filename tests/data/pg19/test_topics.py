@@ -50,7 +50,7 @@ def built(tmp_path, small):
     return tmp_path
 
 
-def test_two_themes_are_told_apart(built):
+def test_two_themes_are_separated(built):
     found = learn_topics(built, topics=2)
     assert (found.books, found.documents, found.split) == (40, 40, "train")
     assert 130 <= found.vocabulary <= 150
@@ -99,21 +99,21 @@ def test_a_word_is_kept_if_neither_rare_nor_common(tmp_path, monkeypatch):
     assert choose_words(paths, (), ignore)[0] == ["three"]
 
 
-def test_words_of_one_book_are_forgotten_when_there_are_too_many(tmp_path, monkeypatch):
+def test_words_of_one_book_are_dropped_when_there_are_too_many(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_DOCUMENTS", 1.0)
     paths = write(tmp_path, "common alone", "common single", "common")
     assert choose_words(paths, (), ignore)[0] == ["common", "alone", "single"]
-    monkeypatch.setattr(module, "KNOWN", 2)
+    monkeypatch.setattr(module, "COUNTED", 2)
     assert choose_words(paths, (), ignore)[0] == ["common"]
 
 
-def test_a_book_is_cut_into_stretches_of_its_words(tmp_path, monkeypatch):
+def test_a_book_is_cut_into_documents(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "DOCUMENT", 10)
     text = "The \u00e9p\u00e9e, _is_ on <DW52>; Don't 1st: " + " ".join(
         "abc" + letter for letter in string.ascii_lowercase
     )
     (path,) = write(tmp_path, text)
-    advanced = []
+    advanced: list[int] = []
     found = list(read_documents(path, advanced.append))
     assert [len(document) for document in found] == [9, 10, 10]
     assert found[0][:4] == ["the", "\u00e9p\u00e9e", "don", "abca"]
@@ -121,11 +121,11 @@ def test_a_book_is_cut_into_stretches_of_its_words(tmp_path, monkeypatch):
     assert advanced == [len(text.encode())]
 
 
-def test_a_book_without_words_has_no_stretches(tmp_path):
+def test_a_book_without_words_has_no_documents(tmp_path):
     assert list(read_documents(write(tmp_path, "1 2 3 <DW52>")[0], ignore)) == []
 
 
-def test_batches_hold_every_stretch_once_in_a_pass(tmp_path, monkeypatch):
+def test_batches_hold_every_document_once_per_pass(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "GROUP", 3)
     monkeypatch.setattr(module, "BATCH", 2)
     words = ["aaa", "bbb", "ccc", "ddd", "eee"]
@@ -177,7 +177,7 @@ def test_the_command_prints_json_and_needs_no_matplotlib(built, capsys, monkeypa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "nowhere is not there"),
+        (["nowhere"], "nowhere does not exist"),
         ([".", "--split", "test"], "test holds no books: choose another --split"),
         ([".", "--topics", "1"], "topics=1: expected at least 2"),
     ],
@@ -191,7 +191,7 @@ def test_a_mistake_is_one_line_and_code_2(built, capsys, monkeypatch, words, mes
     assert said.err.count("\n") == 1
 
 
-def test_too_few_words_are_a_mistake(tmp_path, capsys):
+def test_too_few_words_are_an_error(tmp_path, capsys):
     (tmp_path / "train").mkdir()
     write(tmp_path / "train", "one word", "and another")
     assert main(["data", "pg19", "topics", str(tmp_path)]) == 2

@@ -98,7 +98,7 @@ def built_and_verified(archives, out, capsys):
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the raw books are not at hand")
-def test_real_books_are_built_bit_by_bit(tmp_path, capsys):
+def test_real_books_are_built_exactly(tmp_path, capsys):
     archives = ("books-test.tar.xz", "books-validation.tar.xz")
     summary, report = built_and_verified(archives, tmp_path / "out", capsys)
     assert "57 books" in summary
@@ -112,7 +112,7 @@ def test_real_books_are_built_bit_by_bit(tmp_path, capsys):
 
 @pytest.mark.soak
 @pytest.mark.skipif(not SHARED.exists(), reason="the raw books are not at hand")
-def test_all_real_books_are_built_bit_by_bit(tmp_path, capsys):
+def test_all_real_books_are_built_exactly(tmp_path, capsys):
     archives = ("books-test.tar.xz", "books-validation.tar.xz", "books-train.tar.xz")
     _, report = built_and_verified(archives, tmp_path / "out", capsys)
     assert (len(report["matched"]), report["built"]) == (280, 286)

@@ -34,7 +34,7 @@ def test_words_are_what_white_space_separates(text, count):
 
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\xe9", b" ", b"\n", b"\r", b"\t", b"\v", b"\f", b"\x1c", b"\x00"])))
 @settings(deadline=None)
-def test_they_are_those_of_python(parts):
+def test_word_counts_match_python_split(parts):
     text = b"".join(parts)
     assert count_words(text) == len(text.split())
 
@@ -51,7 +51,7 @@ def test_the_official_sizes_are_those_of_the_list(split):
     assert (len(sizes), sum(sizes)) == (OFFICIAL[split].books, OFFICIAL[split].bytes)
 
 
-def test_what_is_said_of_the_rule_is_what_was_measured():
+def test_the_documented_word_counts_are_the_measured_ones():
     result = json.loads(RESULTS.read_text("utf-8"))
     (chosen,) = (splits for name, splits in result["rules"].items() if "the choice" in name)
     said = " ".join(words.__doc__.split())

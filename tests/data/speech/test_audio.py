@@ -17,7 +17,7 @@ def read(path, **bounds):
 
 
 @pytest.mark.parametrize("kind", [".wav", ".flac"])
-def test_what_is_24_khz_mono_16_bit_comes_out_as_it_is(tmp_path, kind):
+def test_24_khz_mono_16_bit_is_unchanged(tmp_path, kind):
     samples = np.random.default_rng(0).integers(-32768, 32768, 150_000).astype(np.int16)
     path = write_audio(tmp_path / f"a{kind}", samples)
     assert np.array_equal(read(path), samples)
@@ -33,7 +33,7 @@ def test_any_rate_becomes_24_khz(tmp_path, rate):
     assert np.abs(middle - expected[: len(middle)]).max() < 2e-3
 
 
-def test_what_24_khz_cannot_hold_is_filtered_out(tmp_path):
+def test_frequencies_above_12_khz_are_filtered_out(tmp_path):
     found = read(write_audio(tmp_path / "a.wav", tone(1.0, 48_000, 15_000.0), 48_000))
     assert np.abs(found[2000:-2000]).max() < 10
 
@@ -44,7 +44,7 @@ def test_channels_are_averaged_and_24_bits_rounded(tmp_path):
     assert np.abs(read(path) / 32768 - (left + right) / 2).max() < 1e-4
 
 
-def test_what_is_louder_than_full_scale_is_cut(tmp_path):
+def test_samples_above_full_scale_are_clipped(tmp_path):
     found = read(write_audio(tmp_path / "a.wav", tone(0.5, loud=3.0), subtype="FLOAT"))
     assert (found.min(), found.max()) == (-32768, 32767)
 

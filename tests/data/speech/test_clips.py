@@ -7,6 +7,7 @@ import tarfile
 import zipfile
 from collections import Counter
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 from speech_helpers import tone, write_audio
@@ -41,12 +42,13 @@ def packed(folder, path):
             for file in sorted(folder.rglob("*.*")):
                 archive.write(file, file.relative_to(folder))
     else:
-        with tarfile.open(path, f"w:{path.suffix[1:]}") as archive:
+        mode: Any = f"w:{path.suffix[1:]}"
+        with tarfile.open(path, mode) as archive:
             archive.add(folder, "clips")
     return path
 
 
-def test_a_folder_is_split_by_clip_always_alike(folder):
+def test_a_folder_is_split_by_clip_deterministically(folder):
     source = find_clips(folder, SHARES)
     first = found(source)
     assert Counter(first.values()) == {"train": 16, "valid": 2, "test": 2}
@@ -57,14 +59,14 @@ def test_a_folder_is_split_by_clip_always_alike(folder):
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tar.bz2", "a.tar.xz"])
-def test_an_archive_is_read_as_a_folder_is(folder, tmp_path, name):
+def test_an_archive_is_read_like_a_folder(folder, tmp_path, name):
     source = find_clips(packed(folder, tmp_path / name), SHARES)
     assert Counter(found(source).values()) == {"train": 16, "valid": 2, "test": 2}
     assert list(source.sums) == [name]
     assert source.others == {".txt": 1}
 
 
-def test_folders_named_after_the_splits_are_taken_at_their_word(tmp_path):
+def test_folders_named_after_the_splits_keep_them(tmp_path):
     for split, count in (("train", 2), ("valid", 1), ("test", 3)):
         for i in range(count):
             write_audio(tmp_path / split / f"{i}.wav", tone(0.2))
@@ -87,7 +89,7 @@ def test_files_with_clips_end_to_end_are_cut_by_their_manifest():
         ("test,0,x", "line 2: '0' to 'x', expected samples"),
     ],
 )
-def test_a_manifest_that_says_nonsense_is_refused(tmp_path, row, message):
+def test_an_invalid_clip_manifest_is_refused(tmp_path, row, message):
     for split in ("train", "valid", "test"):
         write_audio(tmp_path / f"{split}.wav", tone(0.2))
     (tmp_path / "manifest.csv").write_text(f"split,start,end\n{row}\n")
@@ -129,7 +131,7 @@ def test_published_speech_has_addresses_and_checksums():
             assert re.fullmatch("[0-9a-f]{64}", checksum)
 
 
-def test_what_cannot_be_split_is_refused(tmp_path):
+def test_sources_that_cannot_be_split_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist: expected a folder or an archive"):
         find_clips(tmp_path / "none", SHARES)
     (tmp_path / "a.txt").write_text("not audio")

@@ -9,7 +9,7 @@ from compressive.data.tokenizer import load_tokenizer
 EVERY = np.arange(-32768, 32768).astype("<i2").tobytes()
 
 
-def test_mu_law_knows_silence_and_the_extremes():
+def test_mu_law_maps_silence_and_the_extremes():
     codes = MuLawTokenizer().encode(np.array([0, -32768, 32767, 1, -1], "<i2").tobytes())
     assert codes.dtype == np.uint8
     assert codes.tolist() == [128, 0, 255, 128, 127]

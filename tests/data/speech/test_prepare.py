@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from helpers import ROOT
-from speech_helpers import tone, write_audio
+from speech_helpers import starts_of, tone, write_audio
 
 from compressive.cli import main
 from compressive.data.corpus import Corpus, SplitInfo
@@ -34,8 +34,8 @@ def test_a_corpus_of_clips(clips, tmp_path, capsys):
     corpus = Corpus.open(tmp_path / "data" / "speech")
     corpus.verify()
     assert corpus.tokenizer.kind == "mulaw"
-    assert corpus.starts("train").tolist() == [0, 7200, 16800]
-    assert corpus.starts("test").tolist() == [0]
+    assert starts_of(corpus, "train").tolist() == [0, 7200, 16800]
+    assert starts_of(corpus, "test").tolist() == [0]
     assert [clip.source for clip in corpus.clips] == [f"train/{x}.wav" for x in "abc"] + ["valid/d.wav", "test/e.wav"]
     info = corpus.manifest.splits["train"]
     assert info == SplitInfo(28_800, 57_600, 0, info.sha256)
@@ -83,7 +83,7 @@ def test_bad_clips_are_named_counted_and_left_out(clips, tmp_path, capsys):
     assert len(corpus.split("train")) == 28_800
 
 
-def test_where_nothing_is_left_it_is_refused_and_nothing_is_written(clips, tmp_path, capsys):
+def test_without_usable_clips_nothing_is_written(clips, tmp_path, capsys):
     write_audio(clips / "test" / "e.wav", np.zeros(24_000))
     assert prepare("speech", "--source", clips, "--data-dir", tmp_path / "data") == 2
     said = capsys.readouterr().err
@@ -92,7 +92,7 @@ def test_where_nothing_is_left_it_is_refused_and_nothing_is_written(clips, tmp_p
     assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_without_a_source_the_embedded_seconds_are_taken(tmp_path, capsys):
+def test_without_a_source_the_embedded_speech_is_used(tmp_path, capsys):
     assert prepare("speech", "--data-dir", tmp_path) == 0
     assert "no --source" in capsys.readouterr().err
     corpus = Corpus.open(tmp_path / "speech")
@@ -144,7 +144,7 @@ def test_published_speech_is_fetched_and_checked(tmp_path, monkeypatch, capsys):
     ]
 
 
-def test_a_clip_list_that_was_changed_is_noticed(clips, tmp_path):
+def test_a_changed_clip_list_is_detected(clips, tmp_path):
     prepare("speech", "--source", clips, "--data-dir", tmp_path / "data")
     corpus = Corpus.open(tmp_path / "data" / "speech")
     path = corpus.folder / "clips.csv"
@@ -153,19 +153,19 @@ def test_a_clip_list_that_was_changed_is_noticed(clips, tmp_path):
         corpus.verify()
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is not there")
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} does not exist")
 def test_callie(tmp_path):
     assert prepare("speech", "--source", REAL, "--data-dir", tmp_path) == 0
     corpus = Corpus.open(tmp_path / "speech")
     found = {name: info.tokens for name, info in corpus.manifest.splits.items()}
     assert found == {"train": 29_469_232, "valid": 1_872_874, "test": 3_543_693}
-    assert {name: len(corpus.starts(name)) for name in found} == {"train": 1016, "valid": 67, "test": 132}
+    assert {name: len(starts_of(corpus, name)) for name in found} == {"train": 1016, "valid": 67, "test": 132}
     assert json.loads((corpus.folder / "manifest.json").read_text())["sources"].keys() == {
         "train.flac", "valid.flac", "test.flac", "manifest.csv",
     }  # fmt: skip
 
 
-def test_a_wav_of_our_own_can_be_prepared_again(tmp_path):
+def test_a_written_wav_can_be_prepared(tmp_path):
     tokenizer = MuLawTokenizer()
     from compressive.data.speech.audio import write_wav
 

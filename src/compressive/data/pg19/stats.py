@@ -55,7 +55,7 @@ def books(built: Path, split: str) -> list[Path]:
     """Return the texts of a split, sorted by id; raise FileNotFoundError if the folder is missing."""
     if not built.is_dir():
         raise FileNotFoundError(
-            f"{built} is not there: expected a folder with {', '.join(SPLITS)}; run: compressive data pg19 build"
+            f"{built} does not exist: expected a folder with {', '.join(SPLITS)}; run: compressive data pg19 build"
         )
     return sorted((path for path in (built / split).glob("*.txt") if path.stem.isdecimal()), key=lambda p: int(p.stem))
 

@@ -35,7 +35,7 @@ MAX_DOCUMENTS = 0.2
 """Largest share of the documents that a word may occur in; more common words belong to all topics."""
 REPEATS = 4
 """Maximum count of a word per document, so that frequent character names do not dominate a topic."""
-KNOWN = 3_000_000
+COUNTED = 3_000_000
 """Words counted while the vocabulary is chosen; beyond that, words of a single book are dropped."""
 GROUP = 64
 """Books whose documents are shuffled together."""
@@ -171,7 +171,7 @@ def choose_words(paths: Sequence[Path], without: Collection[str], advance: Advan
             documents += 1
         in_documents.update(found)
         in_books.update(found.keys())
-        if len(in_books) > KNOWN:
+        if len(in_books) > COUNTED:
             for word in [word for word, count in in_books.items() if count == 1]:
                 del in_books[word], in_documents[word]
     few, many = MIN_BOOKS * len(paths), MAX_DOCUMENTS * documents

@@ -71,9 +71,9 @@ def verify(folder: Path, books: Mapping[int, Book]) -> Report:
                 different[book_id] = size - book.bytes
             else:
                 matched.append(book_id)
-    there = {book_id for book_id, _, _ in built}
+    built_ids = {book_id for book_id, _, _ in built}
     missing = {
-        split: sorted(book.id for book in books.values() if book.split == split and book.id not in there)
+        split: sorted(book.id for book in books.values() if book.split == split and book.id not in built_ids)
         for split in SPLITS
     }
     return Report(len(built), matched, different, wrong_split, unknown, missing)
