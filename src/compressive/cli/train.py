@@ -70,7 +70,7 @@ def begin(kind: Any, folder: Path, config: Any, resume: bool, fixed: tuple[str, 
 
 
 def _refuse_changes(before: Any, now: Any, fixed: tuple[str, ...]) -> None:
-    """A resumed run keeps its model, its data and its lanes."""
+    """A resumed run keeps its model, its data and its streams."""
     old, new = (_flat(dataclasses.asdict(config)) for config in (before, now))
     for name in new:
         if name.startswith(fixed) and old.get(name) != new[name]:

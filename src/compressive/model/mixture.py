@@ -1,4 +1,4 @@
-"""A discretised mixture of logistics over ordered codes (Salimans et al. 2017): the head for 16-bit sound.
+"""A discretised mixture of logistics over ordered codes (Salimans et al. 2017): the head for 16-bit audio.
 
 The code c of V stands for the amplitude (c - V/2) / (V/2) and owns the interval of half a step around it; the two
 extreme codes own all that lies beyond them as well. The probability of a code is what the mixture has in its interval,
@@ -32,7 +32,7 @@ class LogisticMixture(nn.Module):
         self.low = nn.Parameter(torch.empty(BYTE, d_in).normal_(std=math.sqrt(0.5)))
         self.output = nn.Linear(d_out, 3 * mixtures)
         nn.init.normal_(self.output.weight, std=0.1 * d_out**-0.5)
-        with torch.no_grad():  # at first a broad mixture, spread over quiet sound
+        with torch.no_grad():  # at first a broad mixture, spread over quiet audio
             self.output.bias.copy_(
                 torch.cat([torch.zeros(mixtures), torch.linspace(-0.2, 0.2, mixtures), torch.full((mixtures,), -3.0)])
             )

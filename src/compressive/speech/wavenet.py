@@ -2,7 +2,7 @@
 
 Its memory is what its convolutions still need of the past: of each layer's input the last (kernel − 1) × dilation
 samples, together the receptive field less one. So it reads window after window as the Compressive Transformer does, in
-the same trainer, and every window gives what one pass over the whole sound would. As TransformerXL's, this memory
+the same trainer, and every window gives what one pass over the whole clip would. As TransformerXL's, this memory
 carries no gradient: in training it stops where a window of 3,840 samples begins. Generation keeps the same samples in
 circular buffers (Paine et al. 2016).
 
