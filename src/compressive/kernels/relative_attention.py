@@ -349,7 +349,8 @@ def relative_attention(
     biases = (u, v) if v_far is None else (u, v, v_far)
     # Added here, where torch.compile fuses them with what comes before. Gradients go to q and the biases directly.
     q_content, q_position, *q_far = [(q + bias).detach().to(q.dtype) for bias in biases]
-    tables = [None if x is None else x.transpose(0, 1).to(q.dtype) for x in (r, r_far)]
+    N = kv.shape[1]
+    tables = [None if x is None else x[:, :N].transpose(0, 1).to(q.dtype) for x in (r, r_far)]
     operands = (q_content, q_position, q_far[0] if q_far else None, kv, *tables)
     fully_visible = valid.all(dim=1)
     if segments is not None:
