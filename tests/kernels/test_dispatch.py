@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -125,7 +126,7 @@ def test_layers_compile_whole_through_the_dispatcher():
 
 
 def test_explanations_hold_only_what_a_model_has():
-    sizes = {"n_layers": 2, "d_model": 64, "n_heads": 2}
+    sizes: dict[str, Any] = {"n_layers": 2, "d_model": 64, "n_heads": 2}
     assert "attention_reconstruction" not in explain(ModelConfig(compressed_size=0, **sizes))
     assert "attention_reconstruction" not in explain(ModelConfig(compression_loss="autoencoding", **sizes))
     assert "add_norm" not in explain(ModelConfig(norm="pre", **sizes))

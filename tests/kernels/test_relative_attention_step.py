@@ -5,6 +5,7 @@ import torch
 from helpers import build, random_tokens, tiny_config
 from torch import nn
 
+from compressive import CompressiveLM
 from compressive.inference.fast_decoder import FastDecoder, FastLayer, step_kernels
 from compressive.model.attention import Positions
 from compressive.model.decoding import Now
@@ -52,9 +53,10 @@ def test_kernels_agree_with_the_reference_step(kernels, name, dtype, tolerance, 
     now = Now(*(x.to(DEVICE) for x in (position, distance.expand(H, -1, -1), hidden)))
 
     caches = [keys.double(), values.double()]
-    positions = Positions(*(None if x is None else x.double() for x in (r, v_bias, *far.values())))
-    exact = [x.double() for x in (q, k, v)]
-    want, _ = reference_step(*exact, *caches, u.double(), positions, now, C, C + M)
+    r_far, v_far = (None if x is None else x.double() for x in far.values())
+    positions = Positions(r.double(), v_bias.double(), r_far, v_far)
+    exact = (q.double(), k.double(), v.double(), caches[0], caches[1])
+    want, _ = reference_step(*exact, u.double(), positions, now, C, C + M)
     got = kernels.relative_attention_step(
         q, k, v, keys, values, r, u, v_bias, now.position, now.hidden, **far, n_compressed=C, n_memory=C + M
     )
@@ -96,18 +98,19 @@ def test_a_model_steps_with_the_kernels_as_without(kernels, positions, norm):
     )
     model, tokens = build(config, dtype=torch.float32).to(DEVICE), random_tokens(config, 2, 11).to(DEVICE)
 
-    def logits(model):
-        state, found = model.decoding_state(model.initial_memory(2)), []
+    def logits(steps):
+        state, found = steps.decoding_state(model.initial_memory(2)), []
         for t in range(tokens.shape[1]):
-            out, state = model.step(tokens[:, t], state, torch.tensor([t == 6, False], device=DEVICE))
+            out, state = steps.step(tokens[:, t], state, torch.tensor([t == 6, False], device=DEVICE))
             found.append(out)
         return torch.stack(found, dim=1)
 
     decoder = FastDecoder(model)
-    decoder.layers = [FastLayer(layer, attends=True, finishes=True) for layer in decoder.model.trunk.layers]
-    decoder.initial_memory = model.initial_memory
+    assert isinstance(decoder.model, CompressiveLM)
+    layers = decoder.model.trunk.layers
+    decoder.layers = [FastLayer(layer, attends=True, finishes=True) for layer in layers]
     torch.testing.assert_close(logits(decoder), logits(model), rtol=0, atol=1e-4)
-    decoder.layers = [FastLayer(layer, attends=True, finishes=False) for layer in decoder.model.trunk.layers]
+    decoder.layers = [FastLayer(layer, attends=True, finishes=False) for layer in layers]
     torch.testing.assert_close(logits(decoder), logits(model), rtol=0, atol=1e-4)
 
 

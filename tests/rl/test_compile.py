@@ -6,6 +6,8 @@ import pytest
 import torch
 from rl_helpers import build, tiny_agent_run
 
+from compressive.rl.env.rooms import Rooms
+
 
 @pytest.fixture(autouse=True)
 def _traces(monkeypatch):
@@ -19,6 +21,7 @@ def traced(function):
 @pytest.mark.parametrize("tables", [{}, {"agent": {"core": "lstm"}}, {"model": {"compression": "most_used"}}])
 def test_task_acting_and_learning_are_one_graph_each(tables):
     task, agent, actor = build(tiny_agent_run(**tables))
+    assert isinstance(task, Rooms)
     before = dataclasses.replace(task.state)
     _, transition = traced(task.advance)(before, torch.zeros(6, dtype=torch.long))
     _, expected = task.advance(before, torch.zeros(6, dtype=torch.long))

@@ -11,7 +11,8 @@ from compressive.rl.evaluate import Evaluation, evaluate
 class Uneven:
     """Environment 0 has episodes of one step and return 1, environment 1 of four steps and return 8."""
 
-    n_actions, n_envs, observation_shape = 2, 2, (3,)
+    n_actions = n_envs = 2
+    observation_shape: tuple[int, ...] = (3,)
 
     def reset(self, seed=None):
         self.steps = torch.zeros(2, dtype=torch.long)
@@ -23,6 +24,12 @@ class Uneven:
         self.steps[done] = 0
         right = torch.tensor([True, False])
         return Transition(torch.zeros(2, 3), torch.tensor([1.0, 2.0]), done, right, ~right)
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
 
 
 class Still:
@@ -42,6 +49,7 @@ def test_short_episodes_do_not_count_more():
 def test_intervals_are_right():
     found = Evaluation([1.0, 2.0, 3.0, 4.0], right=60, wrong=40)
     assert found.margin == pytest.approx(1.96 * np.std([1, 2, 3, 4], ddof=1) / 2)
+    assert found.accuracy is not None
     share, low, high = found.accuracy
     assert (share, round(low, 3), round(high, 3)) == (0.6, 0.502, 0.691)  # Wilson's, from a table
     assert Evaluation([0.0, 0.0], 0, 0).accuracy is None

@@ -96,7 +96,8 @@ def remote_actors(monkeypatch, ray):
     from compressive.rl import ray_actors as remote
     from compressive.rl.agent.agent import Agent
 
-    run, warned = tiny_agent_run(train={"actors": 2, "batch": 3}), []
+    run = tiny_agent_run(train={"actors": 2, "batch": 3})
+    warned: list[str] = []
     monkeypatch.setattr(remote, "ray", ray)
     monkeypatch.setattr(remote, "RayActorError", Died)
     monkeypatch.setattr(remote, "warn", warned.append)

@@ -21,7 +21,7 @@ def test_an_episode_is_rendered_with_its_map(tmp_path):
     assert not np.array_equal(frames[0][:, 96 * 4 :], frames[5][:, 96 * 4 :])  # the avatar moved on it
     write(frames, tmp_path / "a" / "episode.gif")
     with Image.open(tmp_path / "a" / "episode.gif") as image:
-        assert image.n_frames == len(frames)
+        assert getattr(image, "n_frames", None) == len(frames)
         assert image.size == (width, height)
     write(frames[:3], tmp_path / "frames")
     assert sorted(path.name for path in (tmp_path / "frames").iterdir()) == ["0000.png", "0001.png", "0002.png"]

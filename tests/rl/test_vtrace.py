@@ -33,7 +33,8 @@ def test_it_is_the_paper_s_sum(rho_bar, c_bar):
     discounts = 0.97 * (generator.random((3, 12)) > 0.2)  # with ends of episodes
     values = generator.normal(size=(3, 13))
     expected = reference(log_ratios, rewards, discounts, values, rho_bar, c_bar)
-    found = vtrace(*map(torch.from_numpy, (log_ratios, rewards, discounts, values)), rho_bar, c_bar)
+    inputs = [torch.from_numpy(array) for array in (log_ratios, rewards, discounts, values)]
+    found = vtrace(inputs[0], inputs[1], inputs[2], inputs[3], rho_bar, c_bar)
     np.testing.assert_allclose(found.targets.numpy(), expected[0], rtol=1e-12)
     np.testing.assert_allclose(found.advantages.numpy(), expected[1], rtol=1e-12)
 

@@ -1,4 +1,4 @@
-"""WaveNet: what it sees, that memory and buffers lose nothing, and that the three models are of one size."""
+"""WaveNet: receptive field, exact memory and decoding buffers, and equal size of the three models."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from compressive.speech.wavenet import WaveNetMemory, WaveNetState
 
 
 def build(config, seed=0):
-    """Every parameter random, biases too."""
+    """Randomise every parameter, biases too."""
     torch.manual_seed(seed)
     model = build_model(config).double().eval()
     with torch.no_grad():
@@ -39,11 +39,11 @@ def read_by(model, tokens, size, starts=None):
         tiny_wavenet(),
         tiny_wavenet(kernel=2, n_layers=5),
         tiny_wavenet(n_layers=1, cycle=1, kernel=1),
-        tiny_wavenet(n_layers=30, cycle=10),  # the paper's, narrow: 6,139 samples
+        tiny_wavenet(n_layers=30, cycle=10),  # the paper's, but narrow: 6,139 samples
     ],
 )
 def test_the_receptive_field_is_counted_right(config):
-    """The last output moves with exactly so many of the newest samples."""
+    """The last output depends on exactly the samples of the receptive field."""
     field = config.receptive_field
     model = build(WaveNetConfig(**{**vars(config), "window": field + 20}))
     tokens = samples(1, field + 20)
@@ -56,7 +56,7 @@ def test_the_receptive_field_is_counted_right(config):
 
 
 def test_what_is_compiled_for_one_layer_serves_layers_of_other_dilations():
-    """The first layer's, the middle ones' and the last one's, which adds to nothing."""
+    """Parameters of the first, the middle and the last layer, which has no residual output."""
     torch._dynamo.reset()
     model, graphs = build(tiny_wavenet(n_layers=12, cycle=6, window=64)), []
 
@@ -75,6 +75,7 @@ def test_what_is_compiled_for_one_layer_serves_layers_of_other_dilations():
 
 def test_the_paper_s_wavenet_sees_6139_samples_through_30_layers():
     config = RunConfig.from_preset("speech-wavenet").model
+    assert isinstance(config, WaveNetConfig)
     assert config.n_layers == 30
     assert config.dilations == tuple(2**i for i in range(10)) * 3
     assert config.receptive_field == 6139
@@ -92,11 +93,11 @@ def test_cached_generation_gives_what_the_full_pass_gives():
     starts = torch.zeros(3, 120, dtype=torch.bool)
     starts[0, 30] = starts[1, [5, 6, 80]] = True
     whole = model(tokens, model.initial_memory(3), starts=starts).logits
-    state, drawn = model.decoding_state(model.initial_memory(3)), []
+    state, stepped = model.decoding_state(model.initial_memory(3)), []
     for t in range(120):
         logits, state = model.step(tokens[:, t], state, starts[:, t])
-        drawn.append(logits)
-    torch.testing.assert_close(torch.stack(drawn, dim=1), whole)
+        stepped.append(logits)
+    torch.testing.assert_close(torch.stack(stepped, dim=1), whole)
 
 
 def test_cached_generation_goes_on_from_a_memory():
@@ -134,7 +135,7 @@ def test_a_state_stays_good_after_a_step_and_can_be_forked_saved_and_joined(tmp_
     torch.testing.assert_close(model.step(tokens[:, 9], loaded)[0], expected)
     fork = loaded.select(torch.tensor([1, 1]))
     torch.testing.assert_close(model.step(tokens[[1, 1], 9], fork)[0], expected[[1, 1]])
-    late = model.decoding_state(model.initial_memory(1))  # at a position of its own
+    late = model.decoding_state(model.initial_memory(1))  # at another position
     both = WaveNetState.join([loaded, late])
     torch.testing.assert_close(model.step(torch.cat([tokens[:, 9], tokens[:1, 0]]), both)[0][:2], expected)
 
@@ -191,5 +192,8 @@ def test_the_paper_s_presets_read_as_much_for_an_update():
     assert read == {32 * 3840}
     for name in ("speech", "speech-txl"):
         model = RunConfig.from_preset(name).model
+        assert isinstance(model, ModelConfig)
         assert (model.n_layers, model.window, model.d_head) == (20, 768, 64)
+        assert isinstance(model.memory_size, int)
+        assert isinstance(model.compressed_size, int)
         assert model.memory_size + model.compressed_size == 1536

@@ -7,6 +7,8 @@ import torch
 from rl_helpers import COMPRESSIONS, build, tiny_agent_run
 from torch.nn import functional as F
 
+from compressive.rl.agent.cores import TransformerCore
+
 CORES = [
     *({"agent": {"core": core}} for core in ("txl", "lstm", "none")),
     *({"model": {"compression": name}} for name in COMPRESSIONS),
@@ -64,6 +66,7 @@ def test_memory_reaches_across_windows_but_not_across_episodes():
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_core_is_invariant_to_the_scale_of_features(norm):
     _, agent, actor = build(tiny_agent_run(model={"norm": norm}))
+    assert isinstance(agent.core, TransformerCore)
     rollout = actor.rollout()
     before = learn(agent, rollout).logits
     with torch.no_grad():

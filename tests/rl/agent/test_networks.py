@@ -14,6 +14,7 @@ def test_the_network_is_impala_s():
         agent={"channels": (16, 32, 32), "blocks": 2, "features": 256}, task={"width": 96, "height": 72}
     )
     agent = Agent(run, (72, 96, 3), 9)
+    assert isinstance(agent.encoder, ResNet)
     convolutions = [m for m in agent.encoder.modules() if isinstance(m, torch.nn.Conv2d)]
     assert len(convolutions) == 15
     assert agent.encoder.output.in_features == 12 * 9 * 32

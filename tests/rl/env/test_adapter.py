@@ -1,5 +1,7 @@
 """Gymnasium environments as tasks of our agent."""
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -28,7 +30,11 @@ class Corridor(gymnasium.Env):
         return np.full((6, 8), self.steps, np.uint8), float(action == 4), self.steps == 5, False, {}
 
 
-gymnasium.register("tests/Corridor-v0", entry_point=Corridor)
+def corridor(**_: Any) -> Corridor:
+    return Corridor()
+
+
+gymnasium.register("tests/Corridor-v0", entry_point=corridor)
 
 
 def test_any_id_with_images_is_a_task():

@@ -2,6 +2,7 @@
 
 import sys
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ class Lab:
 
 @pytest.fixture
 def lab(monkeypatch):
-    module = ModuleType("deepmind_lab")
+    module: Any = ModuleType("deepmind_lab")
     module.Lab = Lab
     Lab.made = []
     monkeypatch.setitem(sys.modules, "deepmind_lab", module)

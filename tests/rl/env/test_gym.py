@@ -1,6 +1,7 @@
 """The rooms as Gymnasium environments, registered by `import compressive.rl.gym`."""
 
 import warnings
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -9,7 +10,7 @@ from gymnasium.utils.env_checker import check_env
 
 import compressive.rl.gym
 
-SMALL = {"width": 16, "height": 12}
+SMALL: dict[str, Any] = {"width": 16, "height": 12}
 
 
 def test_gymnasium_s_checker_passes():
@@ -51,4 +52,4 @@ def test_many_environments_are_made_by_their_id_as_one_tensor_program():
         ended.append(ends.all())
     assert [i for i, end in enumerate(ended) if end] == [14, 29]
     with pytest.raises(ValueError, match="expected one number"):
-        envs.reset(seed=[1, 2, 3, 4, 5])
+        envs.reset(seed=[1, 2, 3, 4, 5])  # type: ignore[arg-type]

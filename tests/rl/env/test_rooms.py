@@ -204,6 +204,7 @@ def test_chance_is_near_the_published_score():
     print(f"random: {found.mean:.3f} ({low:.3f} to {high:.3f}), published {RANDOM}")
     assert found.margin < 0.25
     assert abs(human_normalised(found.mean)) < 0.01
+    assert found.accuracy is not None
     _, low, high = found.accuracy
     assert low < 0.5 < high
 
