@@ -1,5 +1,6 @@
 """What several tests need: small models in float64, random tokens, the way from a model to the reference."""
 
+import contextlib
 import gc
 import importlib
 import sys
@@ -79,8 +80,19 @@ def run_windows(model: CompressiveLM, windows: Any, memory: Memory, starts: Any 
         yield out
 
 
+@contextlib.contextmanager
+def only_new_objects() -> Iterator[None]:
+    """Hide from `live_bytes` what is there already: what other tests left behind, and a million objects of torch's."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def live_bytes() -> int:
-    """Bytes of all tensors that Python can reach, each storage once."""
+    """Bytes of all tensors that Python can reach, each storage once; see `only_new_objects`."""
     gc.collect()
     storages = {}
     for thing in gc.get_objects():

@@ -1,6 +1,7 @@
 """Benchmarks: peers side by side, with stand-ins for the other packages; growth of cost; kernels; figures."""
 
 import json
+import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -9,7 +10,9 @@ import pytest
 import torch
 from helpers import ROOT, benchmark
 from torch import nn
+from warm_python import interpreter
 
+from compressive import bench
 from compressive.config import ModelConfig, RunConfig, TrainConfig
 
 CPU = torch.device("cpu")
@@ -27,6 +30,17 @@ def peers():
 @pytest.fixture(scope="module")
 def growth():
     return benchmark("growth")
+
+
+@pytest.fixture
+def own_processes_start_warm(monkeypatch):
+    """Rows are measured in processes of their own, which have torch already; test_bench.py starts new ones."""
+
+    def run(words: list[str], **options: Any) -> Any:
+        assert words[0] == sys.executable
+        return subprocess.run([*interpreter(), *words[1:]], **options)
+
+    monkeypatch.setattr(bench, "subprocess", SimpleNamespace(run=run))
 
 
 class Net(nn.Module):
@@ -110,7 +124,9 @@ def test_our_best_row_is_set_against_the_best_peer(peers):
     assert peers.against_peers(rows) == {key: 3.0}
 
 
-def test_the_script_prints_rows_and_errors_writes_and_plots(peers, tmp_path, capsys, monkeypatch):
+def test_the_script_prints_rows_and_errors_writes_and_plots(
+    peers, own_processes_start_warm, tmp_path, capsys, monkeypatch
+):
     """One row is measured; the other package is not installed, which gives an error row."""
     pytest.importorskip("matplotlib")
     broken = tmp_path / "compressive_transformer_pytorch.py"
@@ -193,7 +209,7 @@ def test_growth_goes_on_after_an_error_in_its_own_process(growth):
     assert growth.measured_here(growth.Point("reference", 64, 32), size, 1)["ms per step"] > 0
 
 
-def test_growth_measures_writes_and_plots(growth, tmp_path, capsys, monkeypatch):
+def test_growth_measures_writes_and_plots(growth, own_processes_start_warm, tmp_path, capsys, monkeypatch):
     """Three points, one of them impossible, which gives an error row."""
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(

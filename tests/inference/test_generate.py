@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import build, live_bytes, random_tokens, run_windows, tiny_config, windows_of
+from helpers import build, live_bytes, only_new_objects, random_tokens, run_windows, tiny_config, windows_of
 
 from compressive.inference.generate import generate, prime
 from compressive.inference.sampling import sample
@@ -95,6 +95,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_read(prompt, settings
         generate(build(tiny_config()), prompt, **{"length": 5} | settings)
 
 
+@only_new_objects()
 def watch(length, every):
     """Draw so many tokens; return live bytes and the seconds each token took, stretch by stretch."""
     config = tiny_config(window=8, memory_size=8, compressed_size=8, d_model=16)

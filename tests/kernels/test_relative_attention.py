@@ -111,7 +111,7 @@ def test_a_model_is_the_same_with_either(kernels, model):
     found = []
     for form in ("reference", "fused"):
         with dispatch.using(form):
-            found.append(read(build(config).float().to(DEVICE), tokens, starts))
+            found.append(read(build(config, seed=1).float().to(DEVICE), tokens, starts))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
 
