@@ -1,5 +1,6 @@
 # make quickstart  from nothing to a trained model, its score, samples and a report, in minutes on two CPU cores
 # make test        everything CI checks: style, types, tests; creates the environment when there is none
+# make test-fast   style, and the tests that take no more than a second each: for the inner loop of a developer
 # make soak        the tests that take minutes
 # make clean       removes the environment and caches
 
@@ -7,7 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test lint types pytest soak quickstart clean
+.PHONY: test test-fast lint types pytest soak quickstart clean
 
 test: lint types pytest
 
@@ -35,6 +36,9 @@ types: $(VENV)/installed
 # that Hypothesis makes up are the same every time; `pytest` without that profile tries new ones.
 pytest: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --durations=10 --hypothesis-profile=ci
+
+test-fast: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m "not slow and not soak" --hypothesis-profile=ci
 
 soak: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m soak

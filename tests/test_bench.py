@@ -143,6 +143,7 @@ def test_what_goes_wrong_in_a_process_is_a_row(code, row):
     assert bench.in_own_process(["-c", code]) == row
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench.Work, "run", lambda self: pytest.fail("rows are measured in processes of their own"))
     file = tmp_path / "bench.json"

@@ -124,6 +124,7 @@ def test_our_best_row_is_set_against_the_best_peer(peers):
     assert peers.against_peers(rows) == {key: 3.0}
 
 
+@pytest.mark.slow
 def test_the_script_prints_rows_and_errors_writes_and_plots(
     peers, own_processes_start_warm, tmp_path, capsys, monkeypatch
 ):
@@ -202,6 +203,7 @@ def test_growth_keeps_the_fastest_round_and_any_error(growth):
     assert growth.fastest([fast, error]) == error
 
 
+@pytest.mark.slow
 def test_growth_goes_on_after_an_error_in_its_own_process(growth):
     size = growth.SIZES["tiny"]
     failed = growth.measured_here(growth.Point("reference", 64, -1), size, 1)
@@ -209,6 +211,7 @@ def test_growth_goes_on_after_an_error_in_its_own_process(growth):
     assert growth.measured_here(growth.Point("reference", 64, 32), size, 1)["ms per step"] > 0
 
 
+@pytest.mark.slow
 def test_growth_measures_writes_and_plots(growth, own_processes_start_warm, tmp_path, capsys, monkeypatch):
     """Three points, one of them impossible, which gives an error row."""
     pytest.importorskip("matplotlib")
@@ -227,6 +230,7 @@ def test_growth_measures_writes_and_plots(growth, own_processes_start_warm, tmp_
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["attention", "reconstruction"])
 def test_kernels_are_compared_with_torch_and_every_form_is_timed(tmp_path, monkeypatch, script):
     """At tiny size, interpreted: the script runs, and its errors are small."""

@@ -16,6 +16,8 @@ from warm_python import interpreter
 from compressive.distributed import World
 from compressive.training import loop
 
+pytestmark = pytest.mark.slow
+
 WORKER = TESTS / "parallel_worker.py"
 LONG = 40
 CASES = {

@@ -341,6 +341,7 @@ def test_the_presets_that_fall_back_to_reference_attention_are_named():
     assert set(re.findall(r"`([\w-]+)`", page)) == falls_back
 
 
+@pytest.mark.slow
 def test_the_scaling_table_is_what_the_script_computes():
     result = subprocess.run(
         [*interpreter(), ROOT / "experiments" / "scaling.py"], capture_output=True, text=True, check=True

@@ -11,6 +11,8 @@ import pytest
 from training_helpers import text
 from warm_python import interpreter
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 
 

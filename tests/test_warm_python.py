@@ -12,6 +12,8 @@ from warm_python import interpreter
 
 from compressive.config import preset_names
 
+pytestmark = pytest.mark.slow
+
 SHOW = "import os, sys; print(sys.argv, sys.path[:2], __name__, os.getcwd(), os.environ['A'], sys.stdin.read())"
 
 

@@ -94,6 +94,7 @@ def test_unknown_tables_and_fields_are_refused():
         RunConfig.from_tables({"train": {"step": 3}})
 
 
+@pytest.mark.slow
 def test_a_missing_run_is_refused(tmp_path):
     for words in (["evaluate"], ["generate"], ["analyze"]):
         more = ["memory"] if words == ["analyze"] else []

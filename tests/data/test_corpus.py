@@ -225,6 +225,7 @@ def test_an_unknown_split_is_named(tmp_path):
             ask("dev")
 
 
+@pytest.mark.slow
 def test_writing_takes_little_memory(tmp_path):
     line = b"the same few words again and again\n" * 30_000  # about 1 MB
     tokenizer = WordTokenizer.train([line])

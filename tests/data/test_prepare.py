@@ -211,6 +211,7 @@ def test_a_terminal_shows_a_bar_per_split_and_removes_a_failed_one(tmp_path, mon
     assert all(f"writing {split}" in said for split in SPLITS)
 
 
+@pytest.mark.slow
 @needs(REAL / "enwik8" / "enwik8.xz")
 def test_the_real_enwik8_takes_seconds(tmp_path):
     begin = time.process_time()

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from warm_python import interpreter
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 

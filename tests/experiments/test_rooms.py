@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 
+import pytest
 from helpers import ROOT
 from warm_python import interpreter
+
+pytestmark = pytest.mark.slow
 
 BLOCK = "import sys\nfor name in ('gymnasium', 'ray', 'tyro', 'tokenizers', 'PIL'): sys.modules[name] = None\n"
 

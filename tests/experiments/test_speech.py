@@ -11,6 +11,8 @@ from helpers import ROOT
 from speech_helpers import tiny_speech
 from warm_python import interpreter
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = ROOT / "experiments" / "speech.py"
 BARE = "import runpy, sys; sys.modules |= dict.fromkeys(('soundfile', 'soxr', 'tyro', 'tokenizers')); " + (
     f"sys.argv = [{str(SCRIPT)!r}, *sys.argv[1:]]; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"

@@ -112,6 +112,7 @@ def watch(length, every):
     return sizes, seconds[:-1]
 
 
+@pytest.mark.slow
 def test_memory_per_token_stays_flat():
     sizes, _ = watch(length=3000, every=500)
     assert len(set(sizes[1:])) == 1

@@ -7,6 +7,8 @@ import sys
 import pytest
 from helpers import TESTS
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("triton", reason="triton is not installed")
 
 

@@ -117,6 +117,7 @@ def test_what_rules_repeat_of_kernel_modules_is_the_same():
     assert sampling.MAX_VOCAB == dispatch.MAX_SAMPLING_VOCAB
 
 
+@pytest.mark.slow
 def test_layers_compile_whole_through_the_dispatcher():
     config = tiny_config()
     model = build(config)
@@ -151,6 +152,7 @@ def test_lines_name_every_operation_once():
     assert sorted(names) == sorted(choices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["enwik8-base", "rooms"])
 def test_the_command_explains_a_preset(preset):
     done = command("bench", "--explain", preset, "--json")
@@ -169,12 +171,14 @@ def test_every_preset_can_be_explained():
         assert explain(AgentRun.from_preset(name).memory, agent=True, triton=True)
 
 
+@pytest.mark.slow
 def test_an_unknown_preset_is_refused():
     done = command("bench", "--explain", "nothing")
     assert done.returncode == 2
     assert "preset='nothing' does not exist" in done.stderr
 
 
+@pytest.mark.slow
 def test_asking_imports_no_kernel():
     script = (
         "import sys; from compressive.config import RunConfig; from compressive.kernels.dispatch import explain; "

@@ -23,11 +23,14 @@ def kernels(monkeypatch):
 
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
 @pytest.mark.parametrize("segmented", [False, True], ids=["whole", "documents"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name", [name if name in ("odd", "tiny") else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
+)
 def test_kernels_agree_with_the_reference_attention(kernels, name, segmented, separate):
     assert_agree(*compare(kernels.relative_attention, name, segmented, separate))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["odd", "no recent", "nothing remembered"])
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
 def test_scores_of_future_slots_can_be_anything(kernels, monkeypatch, name, separate):
@@ -52,18 +55,21 @@ def test_scores_of_future_slots_can_be_anything(kernels, monkeypatch, name, sepa
     assert_agree(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [2, 3, 4])
 def test_strided_queries_fill_several_tiles(kernels, monkeypatch, batch):
     monkeypatch.setitem(SHAPES, "long", (batch, 1, 66, 17, 1, 16))  # a tile of 16 queries, 4 apart, spans 64
     assert_agree(*compare(kernels.relative_attention, "long", False, batch == 4))
 
 
+@pytest.mark.slow
 def test_the_batch_is_split_among_programs_where_rows_of_r_and_heads_are_few(kernels, monkeypatch):
     monkeypatch.setitem(SHAPES, "batch", (5, 1, 3, 2, 1, 16))
     monkeypatch.setattr(kernels, "MIN_PROGRAMS", 12)  # 4 programs for the whole batch: now 2 rows each, 1 for the last
     assert_agree(*compare(kernels.relative_attention, "batch", False, False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
 @pytest.mark.parametrize("size", [1.0, 40.0], ids=["small scores", "large scores"])
 def test_half_precision(kernels, size, separate):
@@ -98,6 +104,7 @@ def test_shapes_are_known_without_running(kernels):
     assert received.shape == (2, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [
     {}, {"compression": "most_used", "compression_loss": "none"}, {"compressed_positions": "separate", "norm": "pre"},
 ])  # fmt: skip

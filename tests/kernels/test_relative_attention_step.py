@@ -90,6 +90,7 @@ def test_linear_layers_with_norm_relu_and_residual(kernels, B, K, N, dtype, vari
     torch.testing.assert_close(got.float(), want, rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", ["shared", "separate"])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_model_steps_with_the_kernels_as_without(kernels, positions, norm):

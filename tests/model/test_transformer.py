@@ -175,6 +175,7 @@ def test_bad_input_is_refused(x, starts, message):
         trunk(x, trunk.initial_memory(2), starts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["conv", "most_used"])
 @only_new_objects()
 def test_no_attention_map_or_history_outlives_a_step(compression):
@@ -198,6 +199,7 @@ def test_no_attention_map_or_history_outlives_a_step(compression):
     assert seen[-1] - before - parameters - held < attention_map
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_compiles_whole_and_gives_the_same_numbers(compression, compiler):
     """The graph is captured in one piece; the next test hands such a graph to the real compiler."""
@@ -215,6 +217,7 @@ def test_compiles_whole_and_gives_the_same_numbers(compression, compiler):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cutoffs", [(), (4,)])
 def test_compiled_training_gives_the_same_gradients(cutoffs, compiler):
     config = tiny_config(n_layers=1, adaptive_cutoffs=cutoffs)  # the compiler gets one graph of all layers
@@ -251,6 +254,7 @@ def test_bf16_autocast_trains(compression, cutoffs):
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_twenty_four_layers_train(norm):
     torch.manual_seed(0)

@@ -18,6 +18,7 @@ def traced(function):
     return torch.compile(function, fullgraph=True, backend="eager")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", [{}, {"agent": {"core": "lstm"}}, {"model": {"compression": "most_used"}}])
 def test_task_acting_and_learning_are_one_graph_each(tables):
     task, agent, actor = build(tiny_agent_run(**tables))

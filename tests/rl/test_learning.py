@@ -82,6 +82,7 @@ def test_half_precision_is_for_products_alone(core):
     assert {tensor.dtype for tensor in kept if tensor.is_floating_point()} == {torch.float32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("core", ["compressive", "lstm"])
 def test_it_learns_which_action_pays(core):
     """Every reward is made to be 1 for one action and 0 for all others: soon it is the only one taken."""

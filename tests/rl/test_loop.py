@@ -58,6 +58,7 @@ def test_a_log_line_has_the_figures(tmp_path, capsys):
         assert part in shown
 
 
+@pytest.mark.slow
 def test_a_limit_of_minutes_ends_a_run_that_can_be_resumed(tmp_path, capsys):
     run = start(tmp_path / "run", tiny_agent_run(train={"steps": 10**9, "minutes": 0.02}))
     assert train(run) == 0
@@ -90,6 +91,7 @@ def test_a_task_that_cannot_be_saved_starts_new_episodes(tmp_path):
     assert read_metrics(tmp_path / "run")[-1]["step"] == 128
 
 
+@pytest.mark.slow
 def test_the_commands_train_resume_evaluate_and_watch(tmp_path, capfd):
     run = tiny_agent_run(train={"steps": 192})
     out = str(tmp_path / "run")
@@ -139,6 +141,7 @@ def test_the_commands_train_resume_evaluate_and_watch(tmp_path, capfd):
     assert "of rooms, rooms-fast, rooms-tiny, rooms-txl" in error
 
 
+@pytest.mark.slow
 def test_a_signal_saves_the_run(tmp_path):
     run = tiny_agent_run(train={"steps": 10**7, "checkpoint_every": 10**6})
     words = [*interpreter(), "-m", "compressive", "rl", "train", "rooms", *flags(run), "--out", str(tmp_path / "run")]

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from types import SimpleNamespace
 
+import pytest
 import torch
 from rl_helpers import tiny_agent_run
 from training_helpers import command, flags
@@ -12,6 +13,7 @@ from compressive.rl.loop import read_metrics, train
 from compressive.rl.run import AgentFolder
 
 
+@pytest.mark.slow
 def test_two_ray_actors(tmp_path, monkeypatch):
     """Two Ray processes act, this one learns; then the run continues without them."""
     monkeypatch.setenv("RAY_worker_niceness", "0")  # else, on a busy machine, they take minutes to start

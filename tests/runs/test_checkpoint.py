@@ -77,6 +77,7 @@ def test_the_last_two_and_the_best_are_kept(tmp_path):
         assert best(tmp_path).step == 6
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path):
     """Save in a process that may not write files above 2 kB, so that the system refuses the write."""
     save(tmp_path, 1)

@@ -46,6 +46,7 @@ def test_a_saved_state_continues():
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_and_evaluated(tmp_path):
     shutil.copytree(WRITTEN, tmp_path / "old")
     words = "quickstart --out run --resume --train.steps 24 --data.corpus tiny --data.data-dir data --train.batch 2"
@@ -58,6 +59,7 @@ def test_a_run_is_resumed_and_evaluated(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_an_agent_is_resumed_and_evaluated(tmp_path):
     shutil.copytree(WRITTEN / "agent", tmp_path / "agent")
     config = json.loads((WRITTEN / "agent" / "config.json").read_text("utf-8"))

@@ -12,6 +12,8 @@ from compressive.runs.run import Run
 from compressive.runs.trained import Trained
 from compressive.training import loop
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

@@ -135,6 +135,7 @@ def test_text_has_no_starts(tmp_path):
     assert Streams(corpus.split("train"), 4).starts(0, 10) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["compressive", "wavenet"])
 def test_a_stopped_run_resumes_bit_for_bit(home, name, tmp_path):
     config = tiny_speech_config(home / "data", MODELS[name], update_every=3, update_every_from=0)
@@ -212,6 +213,7 @@ def test_a_wavenet_can_be_exported(home, tmp_path, capsys):
     assert len(read_wav(out)) == 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOGISTICS)
 def test_sixteen_bits_train_and_evaluate(tmp_path, name, capsys):
     tiny_speech(tmp_path / "data", "pcm16")
@@ -238,6 +240,7 @@ def test_codes_that_a_mixture_would_take_for_other_amplitudes_are_refused(home, 
         loop.train(run)
 
 
+@pytest.mark.slow
 def test_the_commands_end_to_end(tmp_path):
     """Prepare the embedded speech, train, evaluate and sample through the real command line."""
     done = command("data", "prepare", "speech", cwd=tmp_path)

@@ -78,6 +78,7 @@ def test_a_limit_gives_the_floors_of_the_first_samples(tmp_path):
     assert found["unigram"] == floors.unigram(corpus.split("train"), corpus.split("test")[:300], 256)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} does not exist")
 def test_the_floors_of_real_speech(tmp_path):
     prepare("speech", (), REAL, tmp_path, "auto", 0, None, (0.9, 0.05, 0.05))

@@ -165,6 +165,7 @@ def start_training(folder, config, before=("-m", "compressive")):
     )
 
 
+@pytest.mark.slow
 def test_ten_steps_a_kill_and_ten_more_are_twenty_steps(data_dir, uninterrupted, tmp_path):
     folder = tmp_path / "run"
     process = start_training(folder, steady(data_dir), before=[KILLED, "10", "0"])
@@ -179,6 +180,7 @@ def test_ten_steps_a_kill_and_ten_more_are_twenty_steps(data_dir, uninterrupted,
     assert got == want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_exits_with_its_own_code(number, data_dir, tmp_path):
     config = steady(data_dir, steps=100_000, checkpoint_every=100_000, eval_every=0)
@@ -276,6 +278,7 @@ def test_a_full_disk_does_not_end_training(data_dir, tmp_path, monkeypatch, caps
     assert latest(tmp_path / "run" / "checkpoints").step == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -293,6 +296,7 @@ def test_bad_commands_say_what_is_wrong(words, message, tmp_path):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_run_is_not_overwritten_nor_resumed_as_another(data_dir, uninterrupted):
     again = command("train", "enwik8", *flags(steady(data_dir)), "--out", uninterrupted)
     assert again.returncode == 2
@@ -313,6 +317,7 @@ def test_sizes_that_do_not_fit_are_refused(data_dir, tmp_path):
         loop.train(make_run(tmp_path / "c", tiny_run_config(data_dir, device="warp")))
 
 
+@pytest.mark.slow
 def test_bf16_and_compile_train(data_dir, tmp_path):
     config = tiny_run_config(data_dir, {"n_layers": 1}, steps=12, precision="bf16", compile=True, eval_every=0)
     loop.train(make_run(tmp_path / "run", config))
@@ -320,6 +325,7 @@ def test_bf16_and_compile_train(data_dir, tmp_path):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot tell its own memory from its parent's")
 def test_the_memory_of_a_process_is_its_own_and_not_its_parents():
     held = b"x" * 2**30

@@ -153,6 +153,7 @@ def test_a_long_text_is_learnt_from_in_part(built, tmp_path, monkeypatch):
     assert not any(b"xyl" in token for token in tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.exists(), reason="the real books are not here: shared/data/pg19")
 def test_real_books_round_trip():
     books = []
@@ -245,6 +246,7 @@ def test_an_incomplete_split_is_divided_by_its_own_words_and_marked(tmp_path):
         assert found.word_perplexity == pytest.approx(math.exp(20 / 6))
 
 
+@pytest.mark.slow
 def test_from_books_to_a_continued_book_with_real_commands(built, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     data, out = tmp_path / "data", tmp_path / "run"

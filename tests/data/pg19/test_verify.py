@@ -97,6 +97,7 @@ def built_and_verified(archives, out, capsys):
     return summary, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="the raw books are not at hand")
 def test_real_books_are_built_exactly(tmp_path, capsys):
     archives = ("books-test.tar.xz", "books-validation.tar.xz")

@@ -101,6 +101,7 @@ def test_without_a_source_the_embedded_speech_is_used(tmp_path, capsys):
     assert "already prepared" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_long_audio_takes_little_memory(tmp_path):
     """One clip of ten minutes, 29 MB of samples, and as much for valid and test."""
     noise = np.random.default_rng(0).normal(0, 0.1, 24_000)
@@ -153,6 +154,7 @@ def test_a_changed_clip_list_is_detected(clips, tmp_path):
         corpus.verify()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} does not exist")
 def test_callie(tmp_path):
     assert prepare("speech", "--source", REAL, "--data-dir", tmp_path) == 0

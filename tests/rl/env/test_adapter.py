@@ -50,6 +50,7 @@ def test_any_id_with_images_is_a_task():
         assert (transition.observation == step % 5).all()  # the next episode begins in the step that ends one
 
 
+@pytest.mark.slow
 def test_an_agent_learns_on_vectors():
     """CartPole: some rollouts lengthen its episodes."""
     run = tiny_agent_run(

@@ -196,6 +196,7 @@ def test_the_oracle_gets_there_without_turning():
     assert found.returns == [88.0] * 8  # eight trials of 11
 
 
+@pytest.mark.slow
 def test_chance_is_near_the_published_score():
     """Over 4,096 episodes; ours need not be the original's 0.312, but must be as close to 0 human-normalised."""
     task = rooms(envs=2048)
