@@ -17,7 +17,7 @@ STEPS ?= 2000
 quickstart: $(VENV)/installed
 	$(BIN)/compressive data prepare text books --name books
 	$(BIN)/compressive train quickstart --train.steps $(STEPS) --out runs/quickstart --resume
-	$(BIN)/compressive evaluate runs/quickstart --split test --lanes 8
+	$(BIN)/compressive evaluate runs/quickstart --split test --streams 8
 	$(BIN)/compressive generate runs/quickstart --prompt-file books/prompts/860-*.txt --length 400
 	$(BIN)/compressive analyze runs/quickstart report --tokens 50000 --test-tokens 0
 	@echo "open runs/quickstart/report.html"
