@@ -1,4 +1,4 @@
-"""Makes `python -m compressive` the command line, and is what the command `compressive` calls."""
+"""Entry point of `python -m compressive` and of the script `compressive`."""
 
 from typing import NoReturn
 
@@ -6,7 +6,7 @@ from compressive.cli import leave, main
 
 
 def command() -> NoReturn:
-    """Run the words of the command line, and end."""
+    """Run the command line and exit."""
     leave(main())
 
 

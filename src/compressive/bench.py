@@ -62,18 +62,18 @@ class Subject:
     forward: Callable[[], Tensor]
     """Read the next window of every stream, memory carried; return the loss to be minimised."""
     groups: Sequence[list[nn.Parameter]]
-    """Its parameters, those together that are clipped together."""
+    """Parameters, in groups that are clipped together."""
     sample: Callable[[int, int], object] | None = None
-    """Read a prompt that fills the memories, then sample for so many texts so many tokens."""
+    """Read a prompt that fills the memories, then sample tokens: called with the batch size and the length."""
     update: Callable[[], object] | None = None
-    """Clip and take the optimiser's step, where that is not torch's."""
+    """Clip and update, if not by torch's functions."""
     step: Callable[[], object] | None = None
-    """Take a whole step, where that is more than its parts one after the other."""
+    """A whole step, if it is not just forward, backward and update in turn."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One row of `compressive bench`; what is None is as the preset has it."""
+    """One row of `compressive bench`; None stands for the preset's value."""
 
     preset: str
     batch: int | None = None
@@ -140,7 +140,7 @@ def prompt_windows(config: RunConfig) -> int:
 
 
 def measure(subject: Subject, config: RunConfig, device: torch.device, steps: int, sampled: int | None = None) -> Row:
-    """All figures of a model that is as large as a configuration says and trained as it says.
+    """Measure training and generation of a model of the configuration's size, trained as it says.
 
     So many tokens are sampled, a whole window by default: each position in it, and the compression at its end, once.
     """
@@ -152,7 +152,7 @@ def measure(subject: Subject, config: RunConfig, device: torch.device, steps: in
     peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     if peak is not None:
         row["utilisation"] = speed * training_flops_per_token(config.model) / peak
-    # The first two windows of ours end as its kernels are warmed up and captured.
+    # Our kernels are warmed up and captured in the first two windows.
     settling = 2 * config.model.window if sampled is None and device.type == "cuda" else 0
     sampled = config.model.window if sampled is None else sampled
     if sampled and subject.sample is not None:
@@ -169,7 +169,7 @@ def measure_training(
     steps: int,
     update: Callable[[], object] | None = None,
 ) -> Row:
-    """Milliseconds of a whole step and of its parts, medians over steps, and the most memory that was taken.
+    """Milliseconds of a whole step and of its parts, medians over steps, and peak memory.
 
     On a GPU times are between events in its queue, so that nothing waits for being measured. On a CPU memory is that
     of the whole process.
@@ -206,9 +206,9 @@ def measure_training(
 
 
 def measure_steps(step: Callable[[], object], device: torch.device, steps: int) -> Row:
-    """Milliseconds of a whole step, median over steps, and the most memory that was taken."""
+    """Milliseconds of a whole step, median over steps, and peak memory."""
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # here: a captured step takes its memory when it is captured
+        torch.cuda.reset_peak_memory_stats(device)  # before the capture, which allocates a step's memory
     marks: list[Any] = []
     for i in range(2 * WARM_UP + steps):
         if i == 2 * WARM_UP:
@@ -240,7 +240,7 @@ def measure_generation(
 
 
 def median_seconds(act: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Seconds that something takes, with the device idle before and after."""
+    """Median seconds of a call, with the device idle before and after."""
     times = []
     for _ in range(repeats):
         wait(device)
@@ -252,7 +252,7 @@ def median_seconds(act: Callable[[], object], device: torch.device, repeats: int
 
 
 def kernel_times(act: Callable[[], object], repeats: int, warm_up: int = 0) -> dict[str, float]:
-    """Milliseconds on the GPU of one call, by kernel; launched one by one, short kernels would measure the host."""
+    """GPU milliseconds of one call, by kernel, from the profiler: wall time of short kernels would measure the host."""
     for _ in range(warm_up):
         act()
     torch.cuda.synchronize()
@@ -264,7 +264,7 @@ def kernel_times(act: Callable[[], object], repeats: int, warm_up: int = 0) -> d
 
 
 def mark(device: torch.device) -> Any:
-    """A point in time, on a GPU in its queue."""
+    """A time stamp; on a GPU a CUDA event."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -273,18 +273,18 @@ def mark(device: torch.device) -> Any:
 
 
 def between(first: Any, second: Any) -> float:
-    """Milliseconds between two points in time."""
+    """Milliseconds between two time stamps."""
     return float((second - first) * 1e3 if isinstance(first, float) else first.elapsed_time(second))
 
 
 def wait(device: torch.device) -> None:
-    """Let the device finish."""
+    """Synchronise the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def in_own_process(command: Sequence[str]) -> Row:
-    """Let another Python print a row, as JSON on its last line; what goes wrong is a row as well."""
+    """Run a Python command that prints a row as JSON on its last line; a failure gives a row with its error."""
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     if done.returncode == 0:
         row: Row = json.loads(done.stdout.splitlines()[-1])
@@ -296,7 +296,7 @@ def in_own_process(command: Sequence[str]) -> Row:
 
 
 def bench(works: Sequence[Work], show: Callable[[str], None] = lambda _: None) -> list[Row]:
-    """Measure one row after another, each in its own process; `show` is told which one's turn it is."""
+    """Measure row after row, each in its own process; `show` is called with the name of each."""
     rows = []
     for work in works:
         show(f"{work.preset}, batch {work.batch or RunConfig.from_preset(work.preset).train.batch}")
@@ -306,7 +306,7 @@ def bench(works: Sequence[Work], show: Callable[[str], None] = lambda _: None) -
 
 
 def print_table(rows: Sequence[Row], title: str) -> None:
-    """Print what was measured, one line a row; errors in full below."""
+    """Print a table, one line per row; errors in full below it."""
     from rich.console import Console
     from rich.table import Table
 
@@ -325,7 +325,7 @@ def print_table(rows: Sequence[Row], title: str) -> None:
 
 
 def write_results(path: Path, what: str, command: str, rows: Sequence[Row], **more: Any) -> None:
-    """Write rows as JSON, with all that they depend on."""
+    """Write rows as JSON, with command, commit and hardware."""
     found = describe_environment()
     hardware = {name: found[name] for name in ("gpu", "cpu_cores", "threads", "torch", "cuda", "python")}
     about = {"what": what, "command": command, "commit": found["commit"], "time": found["time"]}

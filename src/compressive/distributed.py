@@ -42,11 +42,11 @@ class World:
     size: int = 1
     device: torch.device = CPU
     background: dist.ProcessGroup | None = None
-    """For what is no part of a training step: checkpoints, and agreeing on how to begin. One thread at a time."""
+    """Process group for what is not part of a step: checkpoints, and start-up decisions. One thread at a time."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """Whether this process logs and writes for all."""
         return self.rank == 0
 
     def streams(self, batch: int) -> tuple[int, int]:
@@ -61,7 +61,7 @@ class World:
         return self.rank * count, count
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over all processes, on the device, waiting for nothing."""
+        """The mean over all processes, on the device, without a sync."""
         if self.size > 1:
             values = values.detach().clone()
             dist.all_reduce(values)
@@ -75,7 +75,7 @@ class World:
         return values
 
     def first(self, act: Callable[[], T]) -> T:
-        """Let the first process do something, and give all what came of it: its result, or its error."""
+        """Call a function in the first process; return its result, or raise its error, in all of them."""
         outcome: list[Any] = [None, None]
         if self.is_first:
             try:
@@ -96,49 +96,49 @@ class World:
         return DTensor.from_local(tensor, self._mesh(tensor.device.type), [Shard(0)], run_check=False)
 
     def shard_like(self, shard: Tensor, tensor: Tensor) -> Tensor:
-        """Give what is in this process, and in the host's memory, the place in the whole that `tensor` has."""
+        """Give a shard in host memory the placement of `tensor`, if that is a DTensor."""
         if not isinstance(tensor, DTensor):
             return shard
         mesh, shape, stride = self._mesh("cpu"), tensor.shape, tensor.stride()
         return DTensor.from_local(shard, mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
 
     def wrap(self, model: LanguageModel, options: TrainConfig) -> nn.Module:
-        """Make the model train on all processes; what is returned is to be called in training."""
+        """Apply recomputation, compilation and DDP or FSDP2; return the module to call in training."""
         layers = list(model.trunk.layers)
         if options.recompute:
-            for layer in layers:  # on the layer itself, so that its parameters keep their names
+            for layer in layers:  # replaced on the layer itself, so that parameter names stay
                 layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
         if options.compile:
-            # The compiler looks at the gradient of every input, and is warned that a layer's has none.
+            # Dynamo reads .grad of every input, which warns for activations.
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-            # They are alike: what is compiled for one serves all. But first and last ones, evaluation and the ends of
-            # texts may each want their own, and one too many would end the run.
+            # All layers share compiled code, but the first and last layer, evaluation and partial windows recompile it.
+            # Above the limit fullgraph=True raises.
             torch._dynamo.config.recompile_limit = 64
             for layer in layers:
                 layer.compile(fullgraph=True)
         if options.parallel == "fsdp":
             if self.background is None:
                 raise ValueError("parallel='fsdp': expected torchrun to start the processes; see docs/scaling.md")
-            # The model is only ever called; nothing is done in place to what it returns.
+            # Nothing modifies the outputs in place.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
             for layer in layers:
                 fully_shard(layer, mesh=self._mesh(self.device.type))
                 for name in ("step", "start_cache", "end_window"):
-                    if hasattr(layer, name):  # WaveNet's layers have no windows to begin and end
+                    if hasattr(layer, name):  # WaveNet's layers only have `step`
                         register_fsdp_forward_method(layer, name)
             fully_shard(model, mesh=self._mesh(self.device.type))
             register_fsdp_forward_method(model, "step")
             return model
         return DistributedDataParallel(model, gradient_as_bucket_view=True) if self.size > 1 else model
 
-    @functools.cache  # noqa: B019  # there is one world in a process
+    @functools.cache  # noqa: B019  # one World per process
     def _mesh(self, device: str) -> Any:
         return init_device_mesh(device, (self.size,))
 
 
 @contextlib.contextmanager
 def join(device: str) -> Iterator[World]:
-    """Join the processes that torchrun has started, or be alone."""
+    """Join the process group that torchrun started; without torchrun, a world of one process."""
     if "TORCHELASTIC_RUN_ID" not in os.environ and "RANK" not in os.environ:
         yield World(device=pick_device(device))
         return
@@ -148,28 +148,28 @@ def join(device: str) -> Iterator[World]:
         torch.cuda.set_device(chosen)
     store, rank, size = next(rendezvous("env://"))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
-        # On one machine torchrun keeps the store when it starts its workers again, and with it the addresses of those
-        # that died. Its count of restarts keeps them apart; on several machines it is not the same everywhere.
+        # On one machine torchrun keeps the store across restarts, with the addresses of dead workers. A prefix with the
+        # restart count separates them. On several machines that count can differ, so no prefix is used.
         store = PrefixStore(f"attempt-{restarts()}", store)
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     try:
         yield World(rank, size, chosen, dist.new_group(backend="gloo"))
-        dist.barrier()  # a process that left early would take the others' connections with it
+        dist.barrier()  # a process that exits early would break the others' connections
     finally:
         dist.destroy_process_group()
 
 
 def restarts() -> int:
-    """How often torchrun has started its processes again after one of them died."""
+    """How often torchrun has restarted its processes."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What of a tensor is in this process."""
+    """The local shard of a DTensor; other tensors as they are."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor put together from all processes."""
+    """The full tensor of a DTensor, gathered from all processes; other tensors as they are."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

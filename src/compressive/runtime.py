@@ -1,4 +1,4 @@
-"""What every room needs of the machine: its devices, signals, clocks, memory, and a record of what it is."""
+"""The machine: devices, precision, signals, timing, peak memory, a record of the environment, atomic file writes."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from compressive.config import Precision
 
 
 def pick_device(name: str) -> torch.device:
-    """Turn a device's name into the device; auto takes a GPU if there is one."""
+    """Return the device of a name, `auto` for a GPU if there is one; raises ValueError if it is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -30,13 +30,13 @@ def pick_device(name: str) -> torch.device:
 
 
 def autocast(model: nn.Module, precision: Precision) -> torch.autocast:
-    """Do matrix products in the asked-for precision, wherever the model is."""
+    """Autocast on the model's device: bf16 matrix products, or none for fp32."""
     return torch.autocast(next(model.parameters()).device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode for a while."""
+    """Put a model into evaluation mode, and back into the mode it had."""
     training = model.training
     model.eval()
     try:
@@ -47,7 +47,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noted_signals() -> Iterator[list[signal.Signals]]:
-    """Note SIGINT and SIGTERM instead of dying of them; a second one acts as usual."""
+    """Collect SIGINT and SIGTERM in a list instead of ending the process; a second signal acts as usual."""
     received: list[signal.Signals] = []
 
     def note(number: int, _: object) -> None:
@@ -64,37 +64,37 @@ def noted_signals() -> Iterator[list[signal.Signals]]:
 
 
 class Stopwatch:
-    """Measures stretches of work on a device, and can be paused."""
+    """Measures intervals of work on a device; can be paused."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.clock = device, time.monotonic()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count the time that something else takes."""
+        """Leave the time inside the context out of the interval."""
         self._wait()
         began = time.monotonic()
         yield
         self.clock += time.monotonic() - began
 
     def lap(self) -> float:
-        """Seconds since the last time."""
+        """Return the seconds since the last call."""
         self._wait()
         now = time.monotonic()
         seconds, self.clock = now - self.clock, now
         return max(seconds, 1e-9)
 
     def _wait(self) -> None:
-        """Let the device finish, before the clock is read."""
+        """Synchronise the device before the clock is read."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
 def peak_gib(device: torch.device) -> float:
-    """The most memory that was taken: of the device or, on a CPU, of the process."""
+    """Peak memory of the device or, on a CPU, of the process, in GiB."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    if sys.platform == "linux":  # where the figure below begins with what the parent had when it started this process
+    if sys.platform == "linux":  # ru_maxrss would include the peak of the parent process
         status = Path("/proc/self/status").read_text("utf-8")
         return int(status.split("VmHWM:")[1].split()[0]) / 2**20
     import resource
@@ -103,7 +103,7 @@ def peak_gib(device: torch.device) -> float:
 
 
 def describe_environment() -> dict[str, Any]:
-    """What a result depends on besides the configuration."""
+    """Return what a result depends on besides the configuration: commit, versions, hardware, command."""
     import compressive
 
     source = Path(compressive.__file__).parent

@@ -10,7 +10,7 @@ from compressive.cli import guarded, preset_first, with_new_flags
 from compressive.config import RunConfig, preset_names
 
 SHOWN = "enwik8"
-"""The preset whose values help shows where none is named."""
+"""The preset whose values --help shows if none is named."""
 FIXED = ("model", "data.corpus", "train.batch", "train.unroll", "train.seed")
 """What a run cannot change when it is resumed."""
 
@@ -22,7 +22,7 @@ class Train(RunConfig):
     out: Path = Path("runs/PRESET")
     """Folder of the run: configuration, metrics, checkpoints, samples."""
     resume: bool = False
-    """Continue from the newest whole checkpoint in `out`; begins anew where there is none."""
+    """Continue from the newest whole checkpoint in `out`; starts from the beginning if there is none."""
 
 
 def main(arguments: list[str], prog: str) -> int:
@@ -34,7 +34,7 @@ def _train(preset: str, arguments: list[str], prog: str) -> int:
     import tyro
 
     default = RunConfig.from_preset(preset)
-    # A preset says which kind of model it is; tyro would else ask for it as a command of its own.
+    # The preset fixes the model family; without AvoidSubcommands tyro would ask for it as a subcommand.
     options = tyro.cli(
         tyro.conf.AvoidSubcommands[Train],
         default=Train(default.model, default.data, default.train, Path("runs") / preset, False),
@@ -49,13 +49,13 @@ def _train(preset: str, arguments: list[str], prog: str) -> int:
     from compressive.training.loop import train
 
     with join(config.train.device) as world:
-        # torchrun starts everything again when one process dies; what it then finds is the run to go on with.
+        # torchrun restarts all processes when one dies: a restart resumes.
         resume = options.resume or restarts() > 0
         return train(world.first(lambda: begin(Run, options.out, config, resume, FIXED)), world)
 
 
 def begin(kind: Any, folder: Path, config: Any, resume: bool, fixed: tuple[str, ...]) -> Any:
-    """Make the folder of a run of this kind, or check that it can be resumed: what is fixed must stay as it was."""
+    """Create the folder of a run, or check that it can be resumed; raises ValueError if a `fixed` value changed."""
     from compressive.runtime import describe_environment
 
     if (folder / "metrics.jsonl").exists() and not resume:
@@ -64,7 +64,7 @@ def begin(kind: Any, folder: Path, config: Any, resume: bool, fixed: tuple[str, 
         _refuse_changes(kind.open(folder).config, config, fixed)
     run = kind.create(folder, config)
     environment = json.dumps(describe_environment())
-    with (folder / "environment.jsonl").open("a", encoding="utf-8") as file:  # one line per sitting
+    with (folder / "environment.jsonl").open("a", encoding="utf-8") as file:  # one line per start or resume
         file.write(environment + "\n")
     return run
 

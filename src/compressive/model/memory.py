@@ -41,7 +41,7 @@ class LayerMemory(TensorRecord):
 
 @dataclass(frozen=True)
 class Memory(TensorRecord):
-    """Both memories of all layers; immutable, so that a step that fails leaves it as it was."""
+    """Both memories of all layers; immutable, so a failed step leaves it unchanged."""
 
     layers: tuple[LayerMemory, ...]
     zeros_visible: bool  # whether slots that were never written are seen as zeros, or not at all

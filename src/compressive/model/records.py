@@ -31,7 +31,7 @@ class TensorRecord:
         return self._combine([], function, shared=True)
 
     def detach(self) -> Self:
-        """Cut the record off from any graph."""
+        """Detach every tensor."""
         return self.map(Tensor.detach)
 
     def clone(self) -> Self:
@@ -39,7 +39,7 @@ class TensorRecord:
         return self.map(Tensor.clone)
 
     def copy_(self, other: Self) -> None:
-        """Write another record's tensors into this one's, wherever they are not the very same."""
+        """Copy another record's tensors into this one's, except where both are the same tensor."""
         self._combine([other], lambda x, y: x if x is y else x.copy_(y), shared=True)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
@@ -47,7 +47,7 @@ class TensorRecord:
         return self.map(lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None))
 
     def replace_(self, condition: Tensor, other: Self) -> Self:
-        """Take over another one's contents, in place, if the condition, a 0-d tensor, holds; decided on the device."""
+        """Copy another record's tensors in place if the condition, a 0-d bool tensor, holds; without a device sync."""
         return self._combine([other], lambda x, y: x.copy_(torch.where(condition, y, x)), shared=True)
 
     def select(self, rows: Tensor) -> Self:

@@ -30,7 +30,7 @@ from compressive.model.transformer import TrunkOutput
 
 @dataclass(frozen=True)
 class WaveNetMemory(TensorRecord):
-    """What the convolutions still need of the past."""
+    """The past inputs that the convolutions still read."""
 
     inputs: tuple[Tensor, ...]  # per layer (B, (K - 1)·d, R), oldest first
     age: Tensor  # (B,): samples since the clip began; no tap reaches further back
@@ -76,7 +76,7 @@ class WaveNetLayer(nn.Module):
         taps = [inputs[:, k * dilation :][:, :T] for k in range(self.kernel)]
         h, skip = self.mix(h, taps, age, dilation)
         kept = inputs[:, inputs.shape[1] - before.shape[1] :]
-        return h, skip, kept.detach().to(before.dtype).contiguous()  # a part, that does not keep the whole alive
+        return h, skip, kept.detach().to(before.dtype).contiguous()  # a copy, so that the whole input can be freed
 
     def step(self, h: Tensor, buffer: Tensor, age: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """The same for one sample per row, h (B, R), which takes the oldest one's place in the buffer."""
@@ -211,7 +211,7 @@ class Softmax(nn.Module):
 
 
 def _initialise(linear: nn.Linear) -> None:
-    """Keep the scale of the input."""
+    """Initialise so that outputs have the scale of the input."""
     nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
     nn.init.zeros_(linear.bias)
 

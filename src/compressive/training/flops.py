@@ -1,13 +1,13 @@
-"""How much arithmetic the model needs, to tell how well a machine is used."""
+"""FLOPs of a model and peak FLOPs of GPUs, for utilisation."""
 
 from compressive.config import AnyModelConfig
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12, "4090": 165e12, "3090": 71e12}
-"""Dense bf16 matrix rates by the makers' data sheets, by a part of the device's name."""
+"""Dense bf16 peak rates from data sheets, by a part of the device's name."""
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Return the data sheet's bf16 rate of a GPU, None where we do not know it."""
+    """Return the bf16 peak rate of a GPU, None if it is not listed."""
     return next((rate for part, rate in PEAK_FLOPS.items() if part in device_name), None)
 
 

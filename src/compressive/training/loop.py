@@ -32,7 +32,7 @@ from compressive.training.step import Step, StepRecord, Windows
 FINISHED, INTERRUPTED = 0, 75
 """Exit codes: trained to the end; saved after a signal, to be resumed."""
 PATIENCE = 3
-"""So many steps in a row may give no finite loss or gradient before training stops."""
+"""Non-finite steps in a row after which training stops."""
 
 
 class DivergedError(RuntimeError):
@@ -133,7 +133,7 @@ def train(run: Run, world: World | None = None) -> int:
                     with tolerate_failed_checkpoint(recorder):
                         saver.wait()
                     save(best if improved else None)
-        saver.wait()  # the last one is the one that must not fail
+        saver.wait()  # a failure of the last checkpoint is an error
         if stopping and step < options.steps:
             cause = signals[0].name if signals else "a signal to another process"
             recorder.say(f"saved step {step} after {cause}; continue with --resume")
@@ -175,7 +175,7 @@ class AsyncReadback:
 
 
 class StepStats(Stopwatch):
-    """Averages what steps report, watches for divergence, measures speed."""
+    """Averages step records, detects divergence, measures speed."""
 
     def __init__(self, config: RunConfig, world: World, step: int) -> None:
         super().__init__(world.device)
@@ -230,7 +230,7 @@ class StepStats(Stopwatch):
 
 
 def figures(loss: float) -> dict[str, float | None]:
-    """Write a loss in nats per token in the units that people read."""
+    """A loss in nats per token, also as bits and perplexity."""
     return {
         "loss": _number(loss),
         "bits": _number(loss / math.log(2)),
@@ -260,7 +260,7 @@ def _read(streams: Streams, position: int, window: int, count: int, device: torc
 
 
 def _rng_state(world: World) -> dict[str, Tensor]:
-    """What dropout will draw next, in this process."""
+    """This process's random state, by device."""
     state = {f"cpu.{world.rank}": torch.get_rng_state()}
     if world.device.type == "cuda":
         state[f"cuda.{world.rank}"] = torch.cuda.get_rng_state()
@@ -282,8 +282,8 @@ def _evaluate(model: LanguageModel, corpus: Corpus, split: str, config: RunConfi
 
 
 def _sample(model: LanguageModel, corpus: Corpus, folder: Path, step: int, options: TrainConfig, world: World) -> None:
-    """Continue the beginning of the validation split, and keep what comes out."""
-    if not world.is_first and options.parallel != "fsdp":  # of a model in shards every process is needed
+    """Continue the beginning of the validation split, and write the sample to the run's folder."""
+    if not world.is_first and options.parallel != "fsdp":  # with FSDP every process takes part
         return
     prompt = np.array(corpus.split("valid")[:256], dtype=np.int64)
     sampled = generate(model, torch.from_numpy(prompt).to(world.device), options.sample_tokens, seed=step)
@@ -303,7 +303,7 @@ def _sample(model: LanguageModel, corpus: Corpus, folder: Path, step: int, optio
 
 @contextlib.contextmanager
 def tolerate_failed_checkpoint(recorder: Recorder) -> Iterator[None]:
-    """A checkpoint that cannot be written is no reason to lose the run: say so and go on."""
+    """Report a checkpoint that cannot be written, and go on training."""
     try:
         yield
     except Exception as error:  # safetensors has errors of its own besides OSError

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a live line on a terminal, plain lines elsewhere, metrics.jsonl always."""
+"""Metrics of a run: a live line on a terminal, plain lines elsewhere, metrics.jsonl always."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from compressive.runtime import write_atomically
 
 
 class Recorder:
-    """Writes metrics to every place that was asked for; of several processes, only the first one's speaks."""
+    """Writes metrics to the screen, metrics.jsonl, TensorBoard and Weights & Biases; only in the first process."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Recorder:
 
     @property
     def seconds(self) -> float:
-        """How long the run has been going, earlier sittings included."""
+        """Seconds of training, those before a resume included."""
         return self.seconds_before + time.monotonic() - self.began
 
     def say(self, text: str) -> None:
@@ -69,7 +69,7 @@ class Recorder:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def train(self, step: int, values: dict[str, float | None]) -> None:
-        """Record a stretch of training that ends with this step."""
+        """Record the averages of the steps up to this one."""
         self._write("train", step, values)
         line = (
             f"step {step}/{self.config.train.steps}  loss {show(values['loss'], 4)}  "
@@ -82,8 +82,8 @@ class Recorder:
         self._line(step, line)
 
     def left(self, step: int) -> float:
-        """How many seconds the rest will take, at this sitting's speed."""
-        done, rest = step - self.first_step, max(0, self.config.train.steps - step)  # an agent's unroll may overshoot
+        """Estimated seconds to the last step, at the speed since the start or resume."""
+        done, rest = step - self.first_step, max(0, self.config.train.steps - step)  # an agent's rollout may overshoot
         return (time.monotonic() - self.began) / max(done, 1) * rest
 
     def evaluation(self, step: int, split: str, values: dict[str, float | None], best: bool = False) -> None:
@@ -117,12 +117,12 @@ def clock(seconds: float) -> str:
 
 
 def show(value: float | None, digits: int, kind: str = "f") -> str:
-    """Write a number that may not be there."""
+    """Format a number, or a dash for None."""
     return "–" if value is None else f"{value:.{digits}{kind}}"
 
 
 def _reopen(path: Path, step: int) -> Any:
-    """Open for appending what was written up to this step; later lines belong to a past that did not last."""
+    """Open for appending, without the lines after this step, which a resumed run writes again."""
     if path.exists():
         kept = []
         for line in path.read_text("utf-8").splitlines():

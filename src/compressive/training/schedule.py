@@ -1,4 +1,4 @@
-"""When to learn how fast, and when to update (section 5 of the paper). Both count steps, not updates."""
+"""Learning rate and update frequency (section 5 of the paper). Both count steps, not updates."""
 
 import math
 
@@ -6,7 +6,7 @@ from compressive.config import TrainConfig
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Linear warm-up, then cosine decay that begins where the warm-up ends, then constant."""
+    """Linear warm-up, cosine decay from its end, then constant."""
     low, high, final = config.initial_learning_rate, config.learning_rate, config.final_learning_rate
     if step < config.warmup_steps:
         return low + (high - low) * step / config.warmup_steps
@@ -15,7 +15,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def steps_per_update(step: int, config: TrainConfig) -> int:
-    """Over how many steps the update that this step belongs to averages its gradients (section 5.5.1)."""
+    """How many steps share one update, at this step (section 5.5.1)."""
     return config.update_every if step >= config.update_every_from else 1
 
 
