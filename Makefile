@@ -39,11 +39,12 @@ types-tests: $(VENV)/installed
 
 # Each worker keeps to one thread: the models in the tests are tiny, and threads would only fight for cores. The examples
 # that Hypothesis makes up are the same every time; `pytest` without that profile tries new ones.
+# `worksteal` gives each worker one stretch of files, so that few fixtures are made twice.
 pytest: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --durations=10 --hypothesis-profile=ci
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist worksteal --durations=10 --hypothesis-profile=ci
 
 test-fast: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m "not slow and not soak" --hypothesis-profile=ci
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist worksteal -m "not slow and not soak" --hypothesis-profile=ci
 
 soak: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m soak

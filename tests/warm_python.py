@@ -91,6 +91,7 @@ def serve(fd: int) -> list[str]:
                 listening.close()
                 return supervise(client)
             client.close()
+        shutil.rmtree(Path(listening.getsockname()).parent, ignore_errors=True)  # pytest was killed
     os._exit(0)
 
 
