@@ -111,14 +111,14 @@ def test_shapes_are_known_without_running(kernels):
 def test_a_model_is_the_same_with_either(kernels, model):
     """Losses, gradients and memories over some windows, a document starting in the middle of one."""
     sizes = {"window": 12, "memory_size": 12, "compressed_size": 6}  # 30 slots: two tiles
-    config = tiny_config(n_layers=1, d_model=16, n_heads=1, **sizes, **model)
+    config = tiny_config(d_model=16, n_heads=1, **sizes, **model)
     tokens = torch.randint(config.vocab_size, (2, 49), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     starts = torch.zeros(2, 12, dtype=torch.bool, device=DEVICE)
     starts[1, 5] = True
     found = []
     for form in ("reference", "fused"):
         with dispatch.using(form):
-            found.append(read(build(config, seed=1).float().to(DEVICE), tokens, starts))
+            found.append(read(build(config).float().to(DEVICE), tokens, starts))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
 
