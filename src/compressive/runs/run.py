@@ -1,7 +1,7 @@
 """A run's folder: its configuration and its corpus; `trained.py` loads its model.
 
 runs/NAME/config.json        the resolved configuration
-         /environment.json   versions, hardware, commit
+         /environment.jsonl  versions, hardware, commit: one line per start or resume
          /metrics.jsonl      one record per logged step and per evaluation
          /samples/           text sampled during training
          /checkpoints/       the last two and the best
