@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressive import CompressiveTransformer, Memory
-from compressive.model.memory import Segments, after_attention, evict, fifo_in, fifo_out, push_recent
+from compressive.model.memory import Segments, after_attention, entering, evict, fifo_in, fifo_out, push_recent
 
 
 @given(size=st.integers(0, 6), pushes=st.lists(st.integers(0, 8), max_size=6))
@@ -112,7 +112,8 @@ def test_a_start_hides_what_came_before_it():
     segments = Segments.of(starts)
     assert segments.ids.tolist() == [[0, 0, 1, 1], [0] * 4]
     seen, window = after_attention(layer, segments, None), torch.ones(2, 4, 8)
-    memory, old = push_recent(seen, window, segments), evict(seen, window, segments)
+    new = entering(seen, window, segments)
+    memory, old = push_recent(seen, new), evict(seen, new)
     assert memory.recent_valid.tolist() == [[False] * 4 + [True] * 2, [True] * 6]
     assert memory.compressed_valid.tolist() == [[False] * 3, [True] * 3]
     assert old.valid.tolist() == [[False] * 4, [True] * 4]

@@ -69,6 +69,8 @@ def using(attention: Attention) -> Iterator[None]:
 def _attention_rule(device: str, dtype: torch.dtype, head_width: int, dropout: float, triton: bool) -> str | None:
     if _attention == "reference":
         return "attention='reference' was asked for"
+    if device != "cuda" and _attention == "auto":
+        return _no_gpu(device)
     reason = _no_triton(triton)
     if head_width not in HEAD_WIDTHS:
         reason = f"heads are {head_width} wide, the kernel takes {', '.join(map(str, HEAD_WIDTHS))}"
@@ -80,16 +82,18 @@ def _attention_rule(device: str, dtype: torch.dtype, head_width: int, dropout: f
         if reason is not None:
             raise ValueError(f"attention='fused': {reason}; use auto, or reference")
         return None
-    return _no_gpu(device) or _not_half(dtype) or reason
+    return _not_half(dtype) or reason
 
 
 def _add_norm_rule(device: str, dtype: torch.dtype, weight_dtype: torch.dtype, width: int, triton: bool) -> str | None:
     # In half precision only: programs add up gradients in any order, and float32 runs are to repeat exactly.
+    if device != "cuda":
+        return _no_gpu(device)
     if weight_dtype != torch.float32:
         return f"the weight is {_name(weight_dtype)}, the kernel takes float32"
     if width > MAX_NORM_WIDTH:
         return f"rows are {width} wide, the kernel takes up to {MAX_NORM_WIDTH}"
-    return _no_gpu(device) or _not_half(dtype) or _no_triton(triton)
+    return _not_half(dtype) or _no_triton(triton)
 
 
 def _linear_rule(device: str, autocast: bool, grad: bool, relu: bool, n_frozen: int, triton: bool) -> str | None:
@@ -135,7 +139,13 @@ def _adam_rule(device: str, sharded: bool, triton: bool) -> str | None:
 
 
 def _no_gpu(device: str) -> str | None:
-    return None if device == "cuda" else f"the device is {device}, the kernel needs a GPU"
+    if device == "cuda":
+        return None
+    return _ON_CPU if device == "cpu" else f"the device is {device}, the kernel needs a GPU"
+
+
+_ON_CPU = "the device is cpu, the kernel needs a GPU"
+"""A constant, because it is the answer to every call on a CPU."""
 
 
 def _not_half(dtype: torch.dtype) -> str | None:
@@ -180,36 +190,35 @@ def choose(operation: str, *, triton: bool = HAS_TRITON, **case: Any) -> Choice:
     )
 
 
-# Operations: what a rule asks about, read off a call's arguments, and the kernel's module.
+# Operations: what a rule asks about, in its order, read off a call's arguments; and the kernel's module.
 
 
-def _attention_case(q: Tensor, *_: Any, dropout: float = 0.0, **__: Any) -> dict[str, Any]:
-    return {"device": q.device.type, "dtype": q.dtype, "head_width": q.shape[-1], "dropout": dropout}
+def _attention_case(q: Tensor, *_: Any, dropout: float = 0.0, **__: Any) -> tuple[Any, ...]:
+    return q.device.type, q.dtype, q.shape[-1], dropout
 
 
-def _reconstruction_case(q: Tensor, *_: Any) -> dict[str, Any]:
-    return {"device": q.device.type, "dtype": q.dtype, "head_width": q.shape[-1], "dropout": 0.0}
+def _reconstruction_case(q: Tensor, *_: Any) -> tuple[Any, ...]:
+    return q.device.type, q.dtype, q.shape[-1], 0.0
 
 
-def _add_norm_case(x: Tensor, y: Tensor, weight: Tensor, *_: Any) -> dict[str, Any]:
-    return {"device": y.device.type, "dtype": y.dtype, "weight_dtype": weight.dtype, "width": y.shape[-1]}
+def _add_norm_case(x: Tensor, y: Tensor, weight: Tensor, *_: Any) -> tuple[Any, ...]:
+    return y.device.type, y.dtype, weight.dtype, y.shape[-1]
 
 
 def _linear_case(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False, n_frozen: int = 0
-) -> dict[str, Any]:
+) -> tuple[Any, ...]:
     device = x.device.type
     autocast = device == "cuda" and torch.is_autocast_enabled("cuda")
-    grad = torch.is_grad_enabled()
-    return {"device": device, "autocast": autocast, "grad": grad, "relu": relu, "n_frozen": n_frozen}
+    return device, autocast, torch.is_grad_enabled(), relu, n_frozen
 
 
-def _linear_nll_case(hidden: Tensor, *_: Any, **__: Any) -> dict[str, Any]:
-    return {"device": hidden.device.type}
+def _linear_nll_case(hidden: Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
+    return (hidden.device.type,)
 
 
-def _sampling_case(logits: Tensor, *_: Any, **__: Any) -> dict[str, Any]:
-    return {"device": logits.device.type, "dtype": logits.dtype, "vocab_size": logits.shape[-1]}
+def _sampling_case(logits: Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
+    return logits.device.type, logits.dtype, logits.shape[-1]
 
 
 def _relative_attention_kernel() -> Callable[..., Any]:
@@ -248,7 +257,7 @@ def _sampling_kernel() -> Callable[..., Any]:
     return choose
 
 
-_CALLED: Mapping[str, tuple[Callable[..., dict[str, Any]], Callable[[], Callable[..., Any]]]] = {
+_CALLED: Mapping[str, tuple[Callable[..., tuple[Any, ...]], Callable[[], Callable[..., Any]]]] = {
     "relative_attention": (_attention_case, _relative_attention_kernel),
     "attention_reconstruction": (_reconstruction_case, _reconstruction_kernel),
     "add_norm": (_add_norm_case, _add_norm_kernel),
@@ -265,7 +274,7 @@ def operation(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(reference: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(reference)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if rule(triton=HAS_TRITON, **case(*args, **kwargs)) is not None:
+            if rule(*case(*args, **kwargs), HAS_TRITON) is not None:
                 return reference(*args, **kwargs)
             result: R = kernel()(*args, **kwargs)
             return result

@@ -203,44 +203,49 @@ def after_attention(memory: LayerMemory, segments: Segments | None, received: Te
     )
 
 
-def evict(memory: LayerMemory, window: Tensor, segments: Segments | None) -> Evicted:
-    """Line 8: the oldest slots, as many as the window (B, T, D) has, which will push them out.
+class Entering(NamedTuple):
+    """A window as it enters recent memory."""
+
+    slots: Tensor  # (B, T, D), detached, in memory's type
+    valid: Tensor  # (B, T): belongs to the document that the window ends in
+    usage: Tensor | None  # (B, T), zeros
+
+
+def entering(memory: LayerMemory, window: Tensor, segments: Segments | None) -> Entering:
+    """Prepare a window (B, T, D) for recent memory: detached, in memory's type."""
+    return Entering(
+        window.detach().to(memory.recent.dtype),
+        memory.recent_valid.new_ones(window.shape[:2]) if segments is None else segments.current,
+        None if memory.usage is None else memory.usage.new_zeros(window.shape[:2]),
+    )
+
+
+def evict(memory: LayerMemory, new: Entering) -> Evicted:
+    """Line 8: the oldest slots, as many as the window has, which will push them out.
 
     Line 8 evicts m[:n_s], which takes n_m >= n_s for granted. Where the window is longer than the memory, the
     activations that never fit are evicted with the rest and so compressed too: a departure, in the spirit of
     the paper that nothing is discarded uncompressed.
     """
-    slots = fifo_out(memory.recent, window.detach().to(memory.recent.dtype))
-    valid = fifo_out(memory.recent_valid, _window_valid(memory, window, segments))
-    usage = memory.usage
-    if usage is not None:
-        usage = fifo_out(usage, usage.new_zeros(window.shape[:2]))
-    return Evicted(slots.masked_fill(~valid[..., None], 0), valid, usage)
+    valid = fifo_out(memory.recent_valid, new.valid)
+    slots = fifo_out(memory.recent, new.slots).masked_fill(~valid[..., None], 0)
+    if memory.usage is None or new.usage is None:
+        return Evicted(slots, valid, None)
+    return Evicted(slots, valid, fifo_out(memory.usage, new.usage))
 
 
-def push_recent(memory: LayerMemory, window: Tensor, segments: Segments | None) -> LayerMemory:
-    """Line 10: the window (B, T, D) enters recent memory, detached, and as many of the oldest slots leave."""
-    usage = memory.usage
-    return dataclasses.replace(
-        memory,
-        recent=fifo_in(memory.recent, window.detach().to(memory.recent.dtype)),
-        recent_valid=fifo_in(memory.recent_valid, _window_valid(memory, window, segments)),
-        usage=None if usage is None else fifo_in(usage, usage.new_zeros(window.shape[:2])),
-    )
+def push_recent(memory: LayerMemory, new: Entering) -> LayerMemory:
+    """Line 10: the window enters recent memory, and as many of the oldest slots leave."""
+    usage = memory.usage if new.usage is None or memory.usage is None else fifo_in(memory.usage, new.usage)
+    recent, valid = fifo_in(memory.recent, new.slots), fifo_in(memory.recent_valid, new.valid)
+    return LayerMemory(recent, memory.compressed, valid, memory.compressed_valid, usage)
 
 
 def push_compressed(memory: LayerMemory, new: Tensor, new_valid: Tensor) -> LayerMemory:
     """Line 11: new compressed slots (B, n, D) enter, the oldest leave."""
-    return dataclasses.replace(
-        memory,
-        compressed=fifo_in(memory.compressed, new.to(memory.compressed.dtype)),
-        compressed_valid=fifo_in(memory.compressed_valid, new_valid),
-    )
-
-
-def _window_valid(memory: LayerMemory, window: Tensor, segments: Segments | None) -> Tensor:
-    """Which positions of a window may be seen from the next one, (B, T): those of the document that it ends in."""
-    return memory.recent_valid.new_ones(window.shape[:2]) if segments is None else segments.current
+    compressed = fifo_in(memory.compressed, new.to(memory.compressed.dtype))
+    valid = fifo_in(memory.compressed_valid, new_valid)
+    return LayerMemory(memory.recent, compressed, memory.recent_valid, valid, memory.usage)
 
 
 def fifo_out(slots: Tensor, new: Tensor, dim: int = 1) -> Tensor:

@@ -22,6 +22,7 @@ from compressive.model.memory import (
     Memory,
     Segments,
     after_attention,
+    entering,
     evict,
     push_compressed,
     push_recent,
@@ -102,11 +103,12 @@ class Layer(nn.Module):
         `received` (B, M) is the mean attention on recent slots, None where compression does not ask for usage.
         """
         memory = after_attention(memory, segments, received)
-        old = evict(memory, h, segments)  # line 8
-        new, new_valid = (  # line 9
-            (old.slots[:, :0], old.valid[:, :0]) if self.compression is None else self.compression(old)
-        )
-        memory = push_recent(memory, h, segments)  # line 10
+        window = entering(memory, h, segments)
+        old = evict(memory, window)  # line 8
+        if self.compression is None:
+            return Remembered(push_recent(memory, window), old, old.slots[:, :0], old.valid[:, :0])
+        new, new_valid = self.compression(old)  # line 9
+        memory = push_recent(memory, window)  # line 10
         # Only without a loss of its own is compression trained through the windows that follow (BPTT).
         memory = push_compressed(memory, new if self.loss == "none" else new.detach(), new_valid)  # line 11
         return Remembered(memory, old, new, new_valid)
