@@ -10,7 +10,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {  # B, H, T, C, M, K: batch, heads, window, compressed, recent, head width
     "blocks": (2, 1, 32, 16, 16, 16),
     "odd": (2, 2, 19, 13, 18, 16),
-    "no compressed": (2, 1, 17, 0, 19, 16),
+    "no compressed": (2, 1, 33, 0, 19, 16),
     "no memory": (2, 1, 17, 0, 0, 32),
     "no recent": (2, 1, 16, 35, 0, 16),
     "tiny": (2, 1, 3, 2, 1, 16),

@@ -97,7 +97,7 @@ def test_a_model_steps_with_the_kernels_as_without(kernels, positions, norm):
     config = tiny_config(
         d_model=32, compressed_positions=positions, norm=norm, memory_size=(6, 3), compressed_size=(3, 2)
     )
-    model, tokens = build(config, dtype=torch.float32).to(DEVICE), random_tokens(config, 2, 9).to(DEVICE)
+    model, tokens = build(config, dtype=torch.float32).to(DEVICE), random_tokens(config, 2, 11).to(DEVICE)
 
     def logits(steps):
         state, found = steps.decoding_state(model.initial_memory(2)), []

@@ -29,8 +29,8 @@ def choose():
 ], ids=["all", "nucleus", "top-k", "both", "most likely"])  # fmt: skip
 def test_the_same_tokens_are_sampled(choose, V, dtype, settings):
     torch.manual_seed(0)
-    logits = (3 * torch.randn(16, V)).round(decimals=1).to(dtype).to(DEVICE)  # many are equal
-    noise = torch.empty(16, V, device=DEVICE).exponential_()
+    logits = (3 * torch.randn(64, V)).round(decimals=1).to(dtype).to(DEVICE)  # many are equal
+    noise = torch.empty(64, V, device=DEVICE).exponential_()
     found = choose(logits, noise, **settings)
     want = reference_choose(logits.cpu(), noise.cpu(), **settings)  # on a CPU the dispatcher chooses the reference
     assert found.dtype == want.dtype
@@ -39,7 +39,7 @@ def test_the_same_tokens_are_sampled(choose, V, dtype, settings):
 
 def test_excluded_tokens_are_never_sampled_even_where_noise_favours_them(choose):
     torch.manual_seed(0)
-    logits = torch.randn(50, 20, device=DEVICE)
+    logits = torch.randn(200, 20, device=DEVICE)
     kept = filter_logits(logits, top_p=0.5, top_k=6) > -torch.inf
     noise = torch.where(kept, 1e6, 1e-6)  # excluded tokens would win every race
     tokens = choose(logits, noise, temperature=1.0, top_p=0.5, top_k=6)

@@ -220,7 +220,7 @@ def test_compiles_whole_and_gives_the_same_numbers(compression, compiler):
 @pytest.mark.slow
 @pytest.mark.parametrize("cutoffs", [(), (4,)])
 def test_compiled_training_gives_the_same_gradients(cutoffs, compiler):
-    config = tiny_config(n_layers=1, adaptive_cutoffs=cutoffs)  # the compiler gets one graph of all layers
+    config = tiny_config(adaptive_cutoffs=cutoffs)
     tokens, gradients = random_tokens(config, 2, 4), []
     for compiled in (False, True):
         model = build(config, dtype=torch.float32).train()
