@@ -1,6 +1,6 @@
 """The Compressive Transformer (Rae et al. 2019) in float64 NumPy loops: a slow oracle for tests.
 
-Every lane of the batch runs alone, and every query lists the slots that it may see: no relative shift, no
+Every row of the batch runs alone, and every query lists the slots that it may see: no relative shift, no
 masks, no batching. Line numbers are those of Algorithms 1 and 2 of the paper. All products are x @ W; a head
 is a block of consecutive columns, D / H wide. Slots are in time order, oldest first.
 """
@@ -29,8 +29,8 @@ class WindowResult:
 
 
 @dataclass
-class LaneMemory:
-    """The two memories of one layer in one lane; usage is the attention each recent slot has received."""
+class RowMemory:
+    """The two memories of one layer in one batch row; usage is the attention each recent slot has received."""
 
     recent: Array
     recent_valid: list[bool]
@@ -40,37 +40,37 @@ class LaneMemory:
 
 
 def run(config: Any, params: dict, windows: Sequence, starts: Sequence | None = None) -> list[WindowResult]:
-    """Read the windows in order, carrying each lane's memory from one to the next."""
+    """Read the windows in order, carrying each row's memory from one to the next."""
     params = _float64(params)
-    lanes, layers = range(len(windows[0])), range(config.n_layers)
-    memory = [[_initial_memory(config, i) for i in layers] for _ in lanes]
+    rows, layers = range(len(windows[0])), range(config.n_layers)
+    memory = [[_initial_memory(config, i) for i in layers] for _ in rows]
     results = []
     for index, window in enumerate(windows):
         window = np.asarray(window)
         flags = None if starts is None else starts[index]
         flags = np.zeros(window.shape, bool) if flags is None else np.asarray(flags, bool)
-        outputs = [_lane(config, params, window[b], flags[b], memory[b]) for b in lanes]
+        outputs = [_row(config, params, window[b], flags[b], memory[b]) for b in rows]
         hidden = np.stack([output[0] for output in outputs])
         memory = [output[1] for output in outputs]
         errors = [[e for output in outputs for e in output[2][i]] for i in layers]
         after: dict[str, list[Array]] = {}
         for name in ("recent", "compressed", "recent_valid", "compressed_valid", "usage"):
             dtype = bool if name.endswith("_valid") else np.float64
-            after[name] = [np.array([getattr(lane[i], name) for lane in memory], dtype) for i in layers]
+            after[name] = [np.array([getattr(row[i], name) for row in memory], dtype) for i in layers]
         losses = np.array([sum(squared) / len(squared) if squared else 0.0 for squared in errors])
         logits = hidden @ params["embedding"].T + params["output_bias"]
         results.append(WindowResult(logits=logits, hidden=hidden, losses=losses, **after))
     return results
 
 
-def _initial_memory(config: Any, i: int) -> LaneMemory:
+def _initial_memory(config: Any, i: int) -> RowMemory:
     """Algorithm 1, lines 1-2: zeros, which are visible unless empty memory is masked."""
     n_m, n_cm, d = config.memory_size[i], config.compressed_size[i], config.d_model
     flag = {"zeros": True, "masked": False}[config.empty_memory]
-    return LaneMemory(np.zeros((n_m, d)), [flag] * n_m, [0.0] * n_m, np.zeros((n_cm, d)), [flag] * n_cm)
+    return RowMemory(np.zeros((n_m, d)), [flag] * n_m, [0.0] * n_m, np.zeros((n_cm, d)), [flag] * n_cm)
 
 
-def _lane(config: Any, params: dict, tokens: Array, starts: Array, memory: list[LaneMemory]) -> tuple:
+def _row(config: Any, params: dict, tokens: Array, starts: Array, memory: list[RowMemory]) -> tuple:
     """Algorithm 1, lines 3-13: trunk output (T, D), next memory, squared errors of each layer's loss."""
     h = params["embedding"][tokens] * math.sqrt(config.d_model)  # line 3
     next_memory, errors = [], []
@@ -90,7 +90,7 @@ def _lane(config: Any, params: dict, tokens: Array, starts: Array, memory: list[
     return h, next_memory, errors
 
 
-def _attention(config: Any, p: dict, h: Array, memory: LaneMemory, starts: Array) -> tuple[Array, list]:
+def _attention(config: Any, p: dict, h: Array, memory: RowMemory, starts: Array) -> tuple[Array, list]:
     """Algorithm 1, lines 5-6, with TransformerXL's scores over [compressed, recent, window].
 
     Also gives, for each recent slot, the mean over heads and queries of the weight it received.
@@ -127,7 +127,7 @@ def _attention(config: Any, p: dict, h: Array, memory: LaneMemory, starts: Array
     return out @ p["Wo"], received
 
 
-def _visible(memory: LaneMemory, starts: Array, t: int) -> list[int]:
+def _visible(memory: RowMemory, starts: Array, t: int) -> list[int]:
     """The slots query t may see: nothing after t, and nothing from before the latest start at or before t."""
     valid = memory.compressed_valid + memory.recent_valid
     of_memory = [j for j in range(len(valid)) if valid[j] and not any(starts[: t + 1])]
@@ -136,8 +136,8 @@ def _visible(memory: LaneMemory, starts: Array, t: int) -> list[int]:
 
 
 def _update(
-    config: Any, i: int, p: dict, h: Array, memory: LaneMemory, received: list[float], starts: Array
-) -> tuple[LaneMemory, list[float]]:
+    config: Any, i: int, p: dict, h: Array, memory: RowMemory, received: list[float], starts: Array
+) -> tuple[RowMemory, list[float]]:
     """Algorithm 1, lines 8-11: the next memory of layer i, and the squared errors of its compression loss."""
     n_s, n_cm, rate, started = len(h), config.compressed_size[i], config.compression_rate[i], any(starts)
     line = np.concatenate([memory.recent, h])
@@ -157,7 +157,7 @@ def _update(
         elif config.compression_loss == "autoencoding" and not started:
             errors = _autoencoding_errors(p["decoder"], rate, old, new, new_valid)
     # Line 10: the first n_s of the n_m + n_s slots are gone, the last n_m remain.
-    return LaneMemory(line[n_s:], valid[n_s:], usage[n_s:], compressed, compressed_valid), errors
+    return RowMemory(line[n_s:], valid[n_s:], usage[n_s:], compressed, compressed_valid), errors
 
 
 def _compress(

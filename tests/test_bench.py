@@ -83,17 +83,17 @@ def test_a_step_clips_each_group_apart_and_updates():
 
 
 def test_reading_the_prompt_is_not_counted_in_generation(clock):
-    def draw(batch, length):
+    def sample(batch, length):
         clock.sleep(0.05 + 0.002 * length)
 
-    assert bench.measure_generation(draw, 4, 20, CPU) == pytest.approx(4 / 0.002)
+    assert bench.measure_generation(sample, 4, 20, CPU) == pytest.approx(4 / 0.002)
 
 
 def test_tokens_that_settle_are_not_counted_either(clock):
-    def draw(batch, length):
+    def sample(batch, length):
         clock.sleep(0.1 * min(length, 9) + 0.002 * length)
 
-    assert bench.measure_generation(draw, 4, 20, CPU, settling=8) == pytest.approx(4 / 0.002)
+    assert bench.measure_generation(sample, 4, 20, CPU, settling=8) == pytest.approx(4 / 0.002)
 
 
 def test_our_model_carries_its_memory_and_gives_both_losses():

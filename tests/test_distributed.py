@@ -123,7 +123,7 @@ def test_a_run_goes_on_with_another_number_of_processes(data_dir, alone, tmp_pat
             assert_same(folder, alone / names[folder.name.split("-")[0]], 1e-9)
 
 
-def test_lanes_that_cannot_be_shared_are_refused():
+def test_streams_that_cannot_be_shared_are_refused():
     assert [World(rank, 4).streams(12) for rank in range(4)] == [(0, 3), (3, 3), (6, 3), (9, 3)]
     with pytest.raises(
         ValueError, match=r"batch=12: 5 processes cannot share .* one of 1, 2, 3, 4, 6, 12 .* multiple of 5"
@@ -194,8 +194,8 @@ def test_a_killed_worker_is_restarted_and_the_run_ends_the_same(data_dir, alone,
 
 
 def test_evaluation_uses_all_processes(data_dir, alone):
-    """The same lanes in one process and in two give the same nats; dynamic evaluation is for one."""
-    words = ("evaluate", alone / "float32", "--split", "test", "--lanes", "5", "--json")
+    """The same streams in one process and in two give the same nats; dynamic evaluation is for one."""
+    words = ("evaluate", alone / "float32", "--split", "test", "--streams", "5", "--json")
     one = subprocess.run(
         [*interpreter(), "-m", "compressive", *map(str, words)], capture_output=True, text=True, check=True
     )

@@ -32,7 +32,7 @@ def test_a_prompt_of_any_length_is_read_as_the_windowed_pass_reads_it(length, va
 
 
 @pytest.mark.parametrize("prompt_length", [1, 7, 12])
-def test_tokens_are_those_that_reading_everything_again_would_draw(prompt_length):
+def test_tokens_are_those_that_reading_everything_again_would_sample(prompt_length):
     config = tiny_config()
     model, prompt = build(config), random_tokens(config, 1, prompt_length)[0]
     settings: dict[str, Any] = {"temperature": 1.3, "top_p": 0.9, "top_k": 8}

@@ -1,4 +1,4 @@
-"""Sampling against a plain loop, and by the distribution of many draws."""
+"""Sampling against a plain loop, and by the distribution of many samples."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from compressive.inference.sampling import filter_logits, sample
 
 
 def allowed_by_hand(logits, temperature, top_p, top_k):
-    """The tokens that may be drawn, by the definition: take the most likely until their probability reaches top_p."""
+    """The tokens that may be sampled, by the definition: take the most likely until their probability reaches top_p."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if temperature == 0:
         return {order[0]}
@@ -51,16 +51,16 @@ def test_input_is_left_as_it_was_and_may_be_of_low_precision():
     assert torch.equal(logits, before)
 
 
-def test_draws_have_the_distribution_of_the_nucleus():
+def test_samples_have_the_distribution_of_the_nucleus():
     count = 40_000
     logits = torch.tensor([2.0, 1.5, 0.1, -0.4, -1.0, -6.0])
     generator = torch.Generator().manual_seed(1)
-    drawn = sample(logits.expand(count, -1), temperature=0.8, top_p=0.9, generator=generator)
+    sampled = sample(logits.expand(count, -1), temperature=0.8, top_p=0.9, generator=generator)
     kept = sorted(allowed_by_hand(logits.numpy(), 0.8, 0.9, 0))
     weights = np.exp(logits.numpy() / 0.8)[kept]
     expected = np.zeros(6)
     expected[kept] = weights / weights.sum()
-    found = np.bincount(drawn.numpy(), minlength=6) / count
+    found = np.bincount(sampled.numpy(), minlength=6) / count
     assert (found[expected == 0] == 0).all()
     np.testing.assert_allclose(found, expected, atol=4 * np.sqrt(0.25 / count))
 

@@ -61,7 +61,7 @@ def plain_training(config, data_dir):
     options = config.train
     torch.manual_seed(options.seed)
     model = CompressiveLM(model_config(config)).train()
-    lanes = Streams(Corpus.open(data_dir / "tiny").split("train"), options.batch)
+    streams = Streams(Corpus.open(data_dir / "tiny").split("train"), options.batch)
     compressors = model.compressor_parameters()
     others = [p for name, p in model.named_parameters() if "compress" not in name]
     optimiser = torch.optim.Adam(others + compressors, lr=1.0)
@@ -69,7 +69,7 @@ def plain_training(config, data_dir):
     for step in range(options.steps):
         loss = torch.zeros(())
         for i in range(options.unroll):
-            x, y = lanes.window((step * options.unroll + i) * config.model.window, config.model.window)
+            x, y = streams.window((step * options.unroll + i) * config.model.window, config.model.window)
             out = model(torch.tensor(np.array(x)).long(), memory, targets=torch.tensor(np.array(y)).long())
             memory = out.memory
             loss = loss + (out.nll.mean() + out.compression_loss) / options.unroll

@@ -21,8 +21,8 @@ def make(device="cpu", config=CONFIG, **options):
 
 
 def windows(number, unroll=1, device="cpu", starts=None):
-    draw = torch.Generator().manual_seed(number)
-    tokens = torch.randint(CONFIG.vocab_size, (unroll, 2, CONFIG.window + 1), generator=draw).to(device)
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(CONFIG.vocab_size, (unroll, 2, CONFIG.window + 1), generator=generator).to(device)
     return Windows(tokens[..., :-1], tokens[..., 1:], starts)
 
 
