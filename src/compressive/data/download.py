@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from compressive.data.progress import progress
+from compressive.console import bytes_read
 
 ATTEMPTS = 5
 PAUSE = 1.0  # seconds before the second attempt; doubles with each further one
@@ -109,7 +109,7 @@ def _transfer(url: str, part: Path) -> None:
         start = have if resumed else 0  # a server without range support sends the whole file
         length = answer.headers.get("Content-Length")
         total = None if length is None else start + int(length)
-        with part.open("ab" if resumed else "wb") as file, progress(part.stem, total, start) as advance:
+        with part.open("ab" if resumed else "wb") as file, bytes_read(part.stem, total, start) as advance:
             while block := answer.read(BLOCK):
                 file.write(block)
                 advance(len(block))

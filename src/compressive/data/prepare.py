@@ -6,9 +6,9 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from compressive.console import bytes_read
 from compressive.data.corpus import SPLITS, Corpus, refuse_foreign, write_corpus
 from compressive.data.download import download, sha256_of
-from compressive.data.progress import progress
 from compressive.data.sources import PUBLISHED, Text, read_enwik8, read_pg19, read_text, read_wikitext
 from compressive.data.speech import prepare as speech
 from compressive.data.speech.codes import RATE
@@ -179,7 +179,7 @@ def _watched(text: Text, doing: str) -> Iterator[Mapping[str, Iterator[bytes]]]:
     """Yield a pass over the splits that shows progress; on exit its files and progress bars are closed."""
 
     def watch(split: str, chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
-        with progress(f"{doing} {split}", text.sizes.get(split)) as advance:
+        with bytes_read(f"{doing} {split}", text.sizes.get(split)) as advance:
             for chunk in chunks:
                 advance(len(chunk))
                 yield chunk

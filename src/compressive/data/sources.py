@@ -15,9 +15,9 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
+from compressive.console import bytes_read
 from compressive.data.corpus import SPLITS
 from compressive.data.download import sha256_of
-from compressive.data.progress import progress
 
 BLOCK = 1 << 20
 
@@ -175,7 +175,7 @@ def read_pg19(folder: Path) -> Text:
 
     sizes = {split: sum(book.path.stat().st_size for book in books[split]) for split in SPLITS}
     sums: dict[str, str] = {}
-    with progress("hashing the books", sum(sizes.values())) as advance:
+    with bytes_read("hashing the books", sum(sizes.values())) as advance:
         for book in chain(*books.values()):
             sums[book.name] = sha256_of(book.path)
             advance(book.path.stat().st_size)

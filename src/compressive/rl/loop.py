@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from compressive.config.agent import AgentRun
+from compressive.console import warn
 from compressive.distributed import World
 from compressive.kernels.dispatch import describe, explain
 from compressive.rl.acting import Actor, Outcomes, Rollout
@@ -32,7 +33,7 @@ from compressive.training.loop import (
     DivergedError,
     tolerate_failed_checkpoint,
 )
-from compressive.training.recorder import Recorder, clock, show, warn
+from compressive.training.recorder import Recorder, clock, show
 
 
 class RolloutSource(Protocol):

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from compressive.config.agent import AgentRun
+from compressive.console import warn
 from compressive.rl.acting import Actor, Rollout
 from compressive.rl.agent.agent import Agent
 from compressive.rl.env.build import build_task
-from compressive.training.recorder import warn
 
 try:
     import ray

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from compressive.architectures import build_model
 from compressive.config import RunConfig, TrainConfig
+from compressive.console import warn
 from compressive.data.corpus import Corpus, Streams
 from compressive.distributed import World
 from compressive.evaluation.score import score
@@ -25,7 +26,7 @@ from compressive.runs import checkpoint
 from compressive.runs.run import Run
 from compressive.runtime import Stopwatch, noted_signals, peak_gib, pick_device
 from compressive.training.flops import peak_flops, training_flops_per_token
-from compressive.training.recorder import Recorder, clock, warn
+from compressive.training.recorder import Recorder, clock
 from compressive.training.schedule import learning_rate
 from compressive.training.step import Step, StepRecord, Windows
 

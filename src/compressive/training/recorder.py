@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import time
 from io import StringIO
 from pathlib import Path
@@ -173,8 +172,3 @@ def _wandb(folder: Path, config: RunConfig | AgentRun) -> _Sink:
         run.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)
 
     return _Sink(write, run.finish)
-
-
-def warn(text: str) -> None:
-    """Print a warning on the error stream."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compressive.console import bytes_read
 from compressive.data.pg19.catalogue import SPLITS, official
 from compressive.data.pg19.words import OFFICIAL, Size, count_words
-from compressive.data.progress import progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,7 +70,7 @@ def measure(built: Path) -> dict[str, Split]:
         )
     ids = {split: {book.id for book in official().values() if book.split == split} for split in SPLITS}
     found = {}
-    with progress("counting words", sum(path.stat().st_size for split in SPLITS for path in paths[split])) as advance:
+    with bytes_read("counting words", sum(path.stat().st_size for split in SPLITS for path in paths[split])) as advance:
         for split in SPLITS:
             words = size = 0
             for path in paths[split]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from compressive.console import bytes_read
 from compressive.data.pg19.stats import books
-from compressive.data.progress import progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -142,7 +142,7 @@ def learn_topics(built: Path, split: str = "train", topics: int = 20, seed: int 
         raise ValueError(f"{built / split} holds no books: choose another --split, or build it")
     allocation, stop_words = _scikit_learn()
     size = sum(path.stat().st_size for path in paths)
-    with progress("choosing words", size) as advance:
+    with bytes_read("choosing words", size) as advance:
         words, documents = choose_words(paths, stop_words.union(STOP_WORDS), advance)
     if len(words) < TOP:
         raise ValueError(
@@ -151,7 +151,7 @@ def learn_topics(built: Path, split: str = "train", topics: int = 20, seed: int 
         )
     passes = math.ceil(BATCHES / max(1, documents // BATCH))
     model = allocation(topics, total_samples=documents, random_state=seed)
-    with progress(f"learning topics, pass 1 to {passes}", size * passes) as advance:
+    with bytes_read(f"learning topics, pass 1 to {passes}", size * passes) as advance:
         for batch in batches(paths, words, passes, seed, advance):
             model.partial_fit(batch)
     weights = model.components_ / model.components_.sum()

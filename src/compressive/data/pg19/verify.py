@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from compressive.console import bytes_read
 from compressive.data.download import sha256_of
 from compressive.data.pg19.catalogue import SPLITS, Book
-from compressive.data.progress import progress
 
 SHOWN = 10  # differing books listed in the text; the report has all
 
@@ -58,7 +58,7 @@ def verify(folder: Path, books: Mapping[int, Book]) -> Report:
             f"compressive data pg19 build --out {folder}"
         )
     matched, different, wrong_split, unknown = [], {}, {}, []
-    with progress("comparing", sum(path.stat().st_size for _, _, path in built)) as advance:
+    with bytes_read("comparing", sum(path.stat().st_size for _, _, path in built)) as advance:
         for book_id, split, path in built:
             book, size = books.get(book_id), path.stat().st_size
             advance(size)

@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
+from compressive.console import bytes_read
 from compressive.data.corpus import SPLITS
 from compressive.data.download import sha256_of
-from compressive.data.progress import progress
 from compressive.data.sources import members
 from compressive.data.speech.audio import EXTENSIONS, UnusableError
 
@@ -214,7 +214,7 @@ def _names(files: Mapping[str, Path]) -> Iterator[str]:
         if path.name.lower().endswith(".zip"):
             yield from (f"{name}/{member}" for member in members(path))
         elif path.name.lower().endswith(ARCHIVES):
-            with _tar(path) as archive, progress(f"listing {path.name}") as advance:
+            with _tar(path) as archive, bytes_read(f"listing {path.name}") as advance:
                 for member in archive:
                     advance(member.size)
                     if member.isfile():

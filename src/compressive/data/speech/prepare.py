@@ -12,9 +12,9 @@ from typing import IO
 
 import numpy as np
 
+from compressive.console import bytes_read
 from compressive.data.corpus import SPLITS, Clip, Corpus, write_corpus
 from compressive.data.download import download
-from compressive.data.progress import progress
 from compressive.data.speech.audio import SHORTEST, SILENCE, UnusableError, read_audio, require_audio
 from compressive.data.speech.clips import EMBEDDED, PUBLISHED_SPEECH, Found, Source, find_clips, find_published
 from compressive.data.speech.codes import RATE, MuLawTokenizer, PCMTokenizer
@@ -78,7 +78,7 @@ class _Reading:
         yield from _blocks(self.waiting[name])
 
     def _read_all(self) -> Iterator[bytes]:
-        with progress("reading clips") as advance:
+        with bytes_read("reading clips") as advance:
             for found in self.source.clips():
                 with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as clip:
                     try:
