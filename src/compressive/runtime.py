@@ -1,4 +1,4 @@
-"""The machine: devices, precision, signals, timing, peak memory, a record of the environment, atomic file writes."""
+"""The machine: devices, precision, signals, timing, memory, a record of the environment, atomic file writes."""
 
 import contextlib
 import os
@@ -15,6 +15,9 @@ import torch
 from torch import nn
 
 from compressive.config import Precision
+
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where Linux states the memory of a container, by version of cgroups."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -100,6 +103,21 @@ def peak_gib(device: torch.device) -> float:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
+
+
+def memory_gib(device: torch.device) -> float | None:
+    """Memory that a device has in all, in GiB: of the GPU, or of the machine or its container; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / 2**30
+    if device.type not in ("cpu", "mps"):  # Apple's GPUs share the machine's memory
+        return None
+    limits = []
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for limit in CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # no such file, or no limit, which reads as `max`
+            limits.append(int(limit.read_text("utf-8")))
+    return min(limits) / 2**30 if limits else None
 
 
 def describe_environment() -> dict[str, Any]:
