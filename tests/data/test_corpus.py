@@ -85,12 +85,34 @@ def test_a_crash_half_way_leaves_the_old_corpus_untouched(tmp_path, split, error
             write(tmp_path / "tiny", text=TEXT | {split: broken(error)})
         if before is None:
             assert list(tmp_path.iterdir()) == []
-            with pytest.raises(FileNotFoundError, match="run: compressive data prepare tiny"):
+            with pytest.raises(FileNotFoundError, match="run: compressive data prepare text FOLDER --name tiny"):
                 Corpus.open(tmp_path / "tiny")
         else:
             assert files(tmp_path / "tiny") == before
         write(tmp_path / "tiny")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("enwik8", "run: compressive data prepare enwik8; "),
+        ("libritts", "run: compressive data prepare libritts; "),
+        ("pg19-small", "run: compressive data prepare pg19 --source BUILT --name pg19-small; "),
+        ("speech", "run: compressive data prepare speech FOLDER; "),
+        ("books", "run: compressive data prepare text FOLDER --name books (for audio: speech FOLDER); "),
+    ],
+)
+def test_a_missing_corpus_is_named_with_its_command_and_those_that_are_there(tmp_path, name, command):
+    with pytest.raises(FileNotFoundError) as none:
+        Corpus.open(tmp_path / name)
+    assert f"no corpus in {tmp_path / name}: {command}{tmp_path} has no corpora; " in str(none.value)
+    assert "--data-dir, in train --data.data-dir" in str(none.value)
+    (tmp_path / "downloads").mkdir()
+    for other in ("tiny", "small"):
+        write(tmp_path / other)
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} has small, tiny; "):
+        Corpus.open(tmp_path / name)
 
 
 def test_a_killed_process_leaves_no_corpus(tmp_path):
@@ -190,7 +212,7 @@ def test_tampering_is_detected(tmp_path):
         data = bytearray((folder / name).read_bytes())
         data[0] ^= 1
         (folder / name).write_bytes(data)
-        with pytest.raises(ValueError, match=f"{name} has SHA-256 .* prepare the corpus again"):
+        with pytest.raises(ValueError, match=f"{name} has SHA-256 .* prepare it again with --force"):
             corpus.verify()
 
 
@@ -211,7 +233,7 @@ def test_a_damaged_manifest_is_named(tmp_path, change):
     write(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | change))
-    with pytest.raises(ValueError, match=r"manifest\.json cannot be used .* prepare the corpus again"):
+    with pytest.raises(ValueError, match=r"manifest\.json cannot be used .* prepare it again with --force"):
         Corpus.open(folder)
     (folder / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match="cannot be used"):

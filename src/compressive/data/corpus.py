@@ -109,7 +109,7 @@ class Manifest:
             values["splits"] = {name: SplitInfo(**values["splits"][name]) for name in SPLITS}
             return cls(**values)
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} cannot be used ({error}): prepare the corpus again") from error
+            raise ValueError(f"{path} cannot be used ({error}): prepare it again with --force") from error
 
 
 @dataclass(frozen=True)
@@ -126,16 +126,14 @@ class Corpus:
         Raises FileNotFoundError if there is none, ValueError if a file is missing or has the wrong size.
         """
         if not (folder / MANIFEST).is_file():
-            raise FileNotFoundError(
-                f"no corpus in {folder}: expected {MANIFEST} there; run: compressive data prepare {folder.name}"
-            )
+            raise FileNotFoundError(f"no corpus in {folder}: {_how_to_prepare(folder)}")
         corpus = cls(folder, Manifest.load(folder))
         for split in SPLITS:
             path, expected = corpus._path(split), corpus.manifest.splits[split].tokens * corpus._dtype.itemsize
             size = path.stat().st_size if path.is_file() else None
             if size != expected:
                 found = "is missing" if size is None else f"has {size:,} bytes"
-                raise ValueError(f"{path} {found}, expected {expected:,} bytes: prepare the corpus again")
+                raise ValueError(f"{path} {found}, expected {expected:,} bytes: prepare it again with --force")
         return corpus
 
     @property
@@ -190,7 +188,7 @@ class Corpus:
             expected[self.folder / CLIPS] = self.manifest.clips_sha256
         for path, checksum in expected.items():
             if (found := sha256_of(path)) != checksum:
-                raise ValueError(f"{path} has SHA-256 {found}, expected {checksum}: prepare the corpus again")
+                raise ValueError(f"{path} has SHA-256 {found}, expected {checksum}: prepare it again with --force")
 
     @property
     def _dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
@@ -211,7 +209,7 @@ def write_corpus(
     tokenizer: Tokenizer,
     splits: Mapping[str, Iterable[bytes]],
     sources: Mapping[str, str],
-    note: str = "",
+    note: str | Callable[[], str] = "",
     settings: Mapping[str, str] | None = None,
     workers: int = 1,
     clips: Callable[[], Sequence[Clip]] | None = None,
@@ -219,8 +217,9 @@ def write_corpus(
     """Tokenise texts into a folder in one pass, in bounded memory; on an error the folder is left unchanged.
 
     Chunks of a split may end anywhere. Splits are read in the order train, valid, test. Several worker processes
-    tokenise in parallel and give the same result. `clips` is called after all splits have been read. Raises
-    ValueError if a split is empty, or if `folder` exists and is not a corpus.
+    tokenise in parallel and give the same result. `clips`, and `note` if it is a function, are called after all splits
+    have been read. A corpus that is in `folder` is replaced. Raises ValueError if a split is empty, or if `folder`
+    exists and is not a corpus.
     """
     if set(splits) != set(SPLITS):
         raise ValueError(f"splits {', '.join(splits)}: expected {', '.join(SPLITS)}")
@@ -246,7 +245,7 @@ def write_corpus(
             splits=infos,
             sources=sources,
             settings=settings or {},
-            note=note,
+            note=note if isinstance(note, str) else note(),
             clips_sha256="" if clips is None else sha256_of(partial / CLIPS),
         ).save(partial)
         _replace_folder(partial, folder)
@@ -254,6 +253,25 @@ def write_corpus(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return Corpus.open(folder)
+
+
+def _how_to_prepare(folder: Path) -> str:
+    """Return the command that prepares a corpus of this name, and which corpora are there."""
+    from compressive.data.sources import PUBLISHED  # circular: these import this module
+    from compressive.data.speech.clips import PUBLISHED_SPEECH
+
+    name = folder.name
+    if name in (*PUBLISHED, *PUBLISHED_SPEECH):
+        command = f"compressive data prepare {name}"
+    elif name.startswith("pg19"):
+        command = f"compressive data prepare pg19 --source BUILT --name {name}"
+    elif name == "speech":
+        command = "compressive data prepare speech FOLDER"
+    else:
+        command = f"compressive data prepare text FOLDER --name {name} (for audio: speech FOLDER)"
+    present = sorted(path.parent.name for path in folder.parent.glob(f"[!.]*/{MANIFEST}"))
+    held = f"{folder.parent} has {', '.join(present) or 'no corpora'}"
+    return f"run: {command}; {held}; another folder: --data-dir, in train --data.data-dir"
 
 
 def refuse_foreign(folder: Path) -> None:
