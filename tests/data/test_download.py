@@ -76,7 +76,7 @@ def test_a_file_arrives_whole_and_is_not_fetched_twice(server, tmp_path, capsys)
     assert [file.name for file in path.parent.iterdir()] == ["corpus.zip"]
     said = capsys.readouterr()
     assert said.out == ""
-    assert len(said.err.splitlines()) == 2  # a line at the start and one at the end
+    assert len(said.err.splitlines()) == 1
     download(server.url, path, SHA256)
     assert server.ranges == [None]
     assert not any("urllib" in agent for agent in server.agents)
