@@ -146,6 +146,13 @@ class Corpus:
         """Vocabulary size."""
         return self.manifest.vocab_size
 
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the checksums of tokens, clips and tokeniser: equal for equal corpora, whatever their names."""
+        manifest = self.manifest
+        sums = [manifest.tokenizer_sha256, manifest.clips_sha256, *(manifest.splits[name].sha256 for name in SPLITS)]
+        return hashlib.sha256(" ".join(sums).encode()).hexdigest()
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokeniser of this corpus."""
