@@ -1,6 +1,6 @@
 """Relative attention of one layer: the kernels against plain torch, and against flash attention without positions.
 
-    python benchmarks/attention.py --size base --json attention.json
+    python benchmarks/attention.py --size base --results attention.json
     python benchmarks/attention.py --size paper --tune              # also times other tile sizes
     TRITON_INTERPRET=1 python benchmarks/attention.py --size tiny   # checks that it runs, not how fast
 
@@ -43,28 +43,29 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--tune", action="store_true", help="time the kernels with other tiles, one at a time")
     parser.add_argument("--jobs", type=int, default=12, help="with --tune, how many processes compile at once")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--results", type=Path, help="results file to write")
+    parser.add_argument("--json", type=Path, dest="results", help=argparse.SUPPRESS)  # its old name
     options = parser.parse_args()
     case = make_case(options.size)
     device = case.valid.device
     results: dict[str, object] = {
         "size": options.size, "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
-        "torch": torch.__version__, "gigaflops of one product of all queries and slots": case.flops / 1e9,
+        "torch": torch.__version__, "product_gigaflops": case.flops / 1e9,
     }  # fmt: skip
     forms: dict[str, Callable[[], Tensor]] = {  # by key in result files
-        "fused": case.kernels, "readable": case.reference, "flash": case.flash
+        "fused": case.kernels, "reference": case.reference, "flash": case.flash
     }  # fmt: skip
     if device.type == "cuda":
-        forms["readable, compiled"] = torch.compile(case.reference)
+        forms["reference_compiled"] = torch.compile(case.reference)
     for name, form in forms.items():
         results[name] = timed(form, case.leaves, options.repeats, device)
         print(name, results[name], flush=True)
-    results["errors of fused"] = case.errors()
-    print("errors of fused", results["errors of fused"], flush=True)
+    results["fused_errors"] = case.errors()
+    print("errors of fused", results["fused_errors"], flush=True)
     if options.tune:
         results["tiles"] = tune(options.size, case, options.repeats, options.jobs)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    if options.results:
+        options.results.write_text(json.dumps(results, indent=1) + "\n")
 
 
 TILES: dict[str, list[kernels.Tile]] = {  # tried by --tune
@@ -176,17 +177,22 @@ def timed(form: Callable[[], Tensor], leaves: list[Tensor], repeats: int, device
         torch.autograd.grad(form(), leaves, d_out, allow_unused=True)
 
     result: Times = {}
-    for name, run in (("forward ms", form), ("both ms", both)):
+    for name, run in (("forward_ms", form), ("forward_backward_ms", both)):
         for _ in range(3):
             run()
         if device.type == "cuda":
             times = kernel_times(run, repeats)
             result[name] = sum(times.values())
-            if name == "both ms":
-                result["kernels"] = {kernel[:60]: ms for kernel, ms in times.items() if ms > 0.005}
+            if name == "forward_backward_ms":
+                result["kernels"] = {key_of(kernel): ms for kernel, ms in times.items() if ms > 0.005}
         else:
             result[name] = 1000 * median_seconds(run, device, repeats)
     return result
+
+
+def key_of(kernel: str) -> str:
+    """Return the beginning of a kernel's name without spaces, as a key of results files."""
+    return kernel.removeprefix("void ").replace(" ", "")[:60]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How time per token of a training step, and memory, grow with the compressed memory and with the window.
 
-    python benchmarks/growth.py --size base --json benchmarks/results/growth/DATE-h200.json --plot docs/growth.png
-    python benchmarks/growth.py --size tiny --json growth.json --plot growth.png     # a minute or two on a CPU
+    python benchmarks/growth.py --size base --results benchmarks/results/growth/DATE-h200.json --plot docs/growth.png
+    python benchmarks/growth.py --size tiny --results growth.json --plot growth.png     # a minute or two on a CPU
     python benchmarks/growth.py --plot-only benchmarks/results/growth/DATE-cpu.json --plot docs/growth.png
 
 The paper gives attention a cost of O(n_s² + n_s (n_m + n_cm)) per window, which is a + b (n_s + n_m + n_cm) per token.
@@ -33,6 +33,7 @@ import torch
 from compressive import bench
 from compressive.bench import Row
 from compressive.config import Attention, ModelConfig, Precision, RunConfig, TrainConfig
+from compressive.console import note
 from compressive.kernels import dispatch
 from compressive.runtime import pick_device
 
@@ -67,10 +68,10 @@ SIZES = {
     ),
 }  # fmt: skip
 COLOURS = {"reference": "#2f6690", "fused": "#c8553d"}
-FIGURES = {"µs per token": "µs per token of a training step", "peak GiB": "peak memory, GiB"}
+FIGURES = {"us_per_token": "µs per token of a training step", "peak_gib": "peak memory, GiB"}
 """Keys of a row, and what a figure calls them."""
-RENAMED = {"readable": "reference"}
-"""Names of attention in results files written before 2026-11-18."""
+RENAMED = {"readable": "reference", "µs per token": "us_per_token", "peak GiB": "peak_gib"}
+"""Forms of attention and figures in results files written before 2026-11-18."""
 
 
 def main() -> None:
@@ -83,7 +84,8 @@ def main() -> None:
     parser.add_argument("--windows", type=numbers, help="windows, separated by commas (default: the size's own)")
     parser.add_argument("--steps", type=int, default=8, help="training steps that are timed (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="how often each point is measured (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="results file to write")
+    parser.add_argument("--results", type=Path, help="results file to write")
+    parser.add_argument("--json", type=Path, dest="results", help=argparse.SUPPRESS)  # its old name
     parser.add_argument("--plot", type=Path, help="PNG to write")
     parser.add_argument("--plot-only", type=Path, metavar="RESULTS", help="plot this results file; measure nothing")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -114,9 +116,9 @@ def main() -> None:
     bench.print_table(list({row["name"]: row for row in rows}.values()), f"one training step, {options.size}")
     for line in fits:
         print(describe(line))
-    if options.json:
+    if options.results:
         what = f"how the cost of a training step grows, {options.size}; on a CPU memory is that of the process"
-        bench.write_results(options.json, what, " ".join(["python", *sys.argv]), rows, fits=fits)
+        bench.write_results(options.results, what, " ".join(["python", *sys.argv]), rows, fits=fits)
     if options.plot:
         plot(rows, fits, options.size, options.plot, on_gpu=torch.cuda.is_available())
 
@@ -145,7 +147,7 @@ def measured(sweeps: dict[str, list[Point]], size: Size, rounds: int, run: Calla
     found: dict[Point, list[Row]] = {point: [] for points in sweeps.values() for point in points}
     for _ in range(rounds):
         for point, rows in found.items():
-            print(f"measuring {name_of(point)}", file=sys.stderr)
+            note(f"measuring {name_of(point)}")
             rows.append(run(point))
     return [
         {"name": name_of(point), "sweep": sweep, **dataclasses.asdict(point), "memory": recent(point, size)}
@@ -163,7 +165,7 @@ def name_of(point: Point) -> str:
 
 def fastest(rounds: list[Row]) -> Row:
     """Return the round with the shortest steps, or the first error."""
-    return next((row for row in rounds if "error" in row), None) or min(rounds, key=lambda row: row["ms per step"])
+    return next((row for row in rounds if "error" in row), None) or min(rounds, key=lambda row: row["step_ms"])
 
 
 def recent(point: Point, size: Size) -> int:
@@ -195,7 +197,7 @@ def measure(point: Point, size: Size, steps: int) -> Row:
     config = RunConfig(model=model, train=train)
     with dispatch.using(point.attention):
         row = bench.measure(bench.ours(config, device), config, device, steps, sampled=0)
-    return row | {"µs per token": 1e6 / row["tokens per second"]}
+    return row | {"us_per_token": 1e6 / row["tokens_per_second"]}
 
 
 def fit(rows: list[Row], sweep: str, attention: str, key: str) -> Row:
@@ -211,7 +213,11 @@ def fit(rows: list[Row], sweep: str, attention: str, key: str) -> Row:
         return found | {"error": f"{len(chosen)} points measured, a line needs two"}
     slope, constant = np.polyfit(slots, values, 1)
     off = np.abs(values / (constant + slope * slots) - 1).max()
-    return found | {"constant": float(constant), "per 1000 slots": float(1000 * slope), "furthest off": float(off)}
+    return found | {
+        "constant": float(constant),
+        "per_1000_slots": float(1000 * slope),
+        "max_relative_deviation": float(off),
+    }
 
 
 def attended(row: Row) -> int:
@@ -221,11 +227,11 @@ def attended(row: Row) -> int:
 
 def describe(line: Row) -> str:
     """Return a fitted line as text."""
-    name = f"{line['attention']}, by {line['sweep']}, {line['figure']}: "
+    name = f"{line['attention']}, by {line['sweep']}, {FIGURES[line['figure']]}: "
     if "error" in line:
         return f"{name}{line['error']}"
-    formula = f"{line['constant']:.3g} + {line['per 1000 slots']:.3g} per 1,000 slots"
-    return f"{name}{formula}; no point further off than {line['furthest off']:.0%}"
+    formula = f"{line['constant']:.3g} + {line['per_1000_slots']:.3g} per 1,000 slots"
+    return f"{name}{formula}; no point further off than {line['max_relative_deviation']:.0%}"
 
 
 def plot_results(results: dict[str, Any], to: Path) -> None:
@@ -234,8 +240,11 @@ def plot_results(results: dict[str, Any], to: Path) -> None:
     if found is None:
         raise SystemExit("not a results file of this script")
     rows, fits = (
-        [row | {"attention": RENAMED.get(row["attention"], row["attention"])} for row in results[key]]
-        for key in ("rows", "fits")
+        [
+            row | {name: RENAMED.get(row[name], row[name]) for name in ("attention", "figure") if name in row}
+            for row in table
+        ]
+        for table in (results["rows"], results["fits"])
     )
     plot(rows, fits, found[1], to, on_gpu=results["hardware"]["gpu"] is not None)
 
@@ -258,7 +267,7 @@ def plot(rows: list[Row], fits: list[Row], size: str, to: Path, on_gpu: bool) ->
             axes.set_ylim(bottom=0)
             axes.legend(frameon=False, fontsize=8.5, loc="upper left")
             others = "all else fixed" if sweep == "compressed size" else "both memories as large, tokens per step fixed"
-            of_process = ", whole process" if key == "peak GiB" and not on_gpu else ""
+            of_process = ", whole process" if key == "peak_gib" and not on_gpu else ""
             plots.tidy(axes, f"{size}: {label}{of_process}", f"{sweep} ({others})")
     fig.supxlabel(caption(rows), fontsize=8.5, color=plots.INK)
     plots.save(fig, to)
@@ -282,7 +291,7 @@ def plot_line(axes: Any, sweep: list[Row], line: Row) -> None:
         axes.plot([], [], "o", color=colour, label=label)
         return
     ends = sorted((row for row in sweep if key in row), key=attended)
-    heights = [line["constant"] + line["per 1000 slots"] * attended(row) / 1000 for row in ends]
+    heights = [line["constant"] + line["per_1000_slots"] * attended(row) / 1000 for row in ends]
     axes.plot([row[by] for row in ends], heights, color=colour, linewidth=1.2, alpha=0.7, label=label)
 
 

@@ -1,7 +1,7 @@
 """Time per GPU kernel of one training step, or of one generated token.
 
     python benchmarks/kernels.py --size paper
-    python benchmarks/kernels.py --size base --generate --batch 32 --json benchmarks/results/step-kernels/DATE-h200.json
+    python benchmarks/kernels.py --size base --generate --results benchmarks/results/step-kernels/DATE-h200.json
 
 Our model as in benchmarks/peers.py, compiled and captured as a CUDA graph. Times come from torch's profiler, in
 milliseconds per step or per token of the whole batch. Their sum is less than the time of a step where the GPU idles
@@ -32,7 +32,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="batch size (default: the size's own; with --generate 1)")
     parser.add_argument("--steps", type=int, default=3, help="training steps to average over (default: %(default)s)")
     parser.add_argument("--most", type=int, default=30, help="kernels to print (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="results file to write")
+    parser.add_argument("--results", type=Path, help="results file to write")
+    parser.add_argument("--json", type=Path, dest="results", help=argparse.SUPPRESS)  # its old name
     options = parser.parse_args()
     device = pick_device("auto")
     if device.type != "cuda":
@@ -54,10 +55,10 @@ def main() -> None:
     print(f"{'all':60}  {sum(kernels.values()):9.4f} ms")
     for row in rows[: options.most]:
         print(f"{row['kernel'][:60]:60}  {row['ms']:9.4f} ms")
-    if options.json:
+    if options.results:
         measured = "one generated token" if options.generate else "one training step"
         what = f"kernels of {measured}, {options.size}, batch {batch}"
-        bench.write_results(options.json, what, " ".join(["python", *sys.argv]), rows)
+        bench.write_results(options.results, what, " ".join(["python", *sys.argv]), rows)
 
 
 def per_token(whole: dict[str, float], first: dict[str, float]) -> dict[str, float]:

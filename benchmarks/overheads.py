@@ -1,13 +1,13 @@
 """What checkpoints, guards and logging cost in training, as shares of its time.
 
-    python benchmarks/overheads.py --preset quickstart --json benchmarks/results/overheads/DATE-cpu.json
-    python benchmarks/overheads.py --preset enwik8-base --json benchmarks/results/overheads/DATE-h200.json
+    python benchmarks/overheads.py --preset quickstart --results benchmarks/results/overheads/DATE-cpu.json
+    python benchmarks/overheads.py --preset enwik8-base --results benchmarks/results/overheads/DATE-h200.json
 
 The steps are those of the training loop, on random tokens. Three kinds of runs of `--steps` steps alternate, so that
 slow moments of the machine affect all: without guards, with one checkpoint, and with guards (memory restored after a
 bad step, losses read back to the host and checked). The cost of a checkpoint is its copy plus its background write; its
 share is relative to the time between two checkpoints. The cost of guards is meaningful only where it exceeds the
-spread of runs of the same kind, which is printed as `steps alike within`.
+spread of runs of the same kind, which is printed as `step_time_spread`.
 """
 
 import argparse
@@ -39,7 +39,8 @@ def main() -> None:
     parser.add_argument("--preset", default="quickstart")
     parser.add_argument("--steps", type=int, default=60, help="steps per run (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each kind (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="results file to write")
+    parser.add_argument("--results", type=Path, help="results file to write")
+    parser.add_argument("--json", type=Path, dest="results", help=argparse.SUPPRESS)  # its old name
     options = parser.parse_args()
     config = RunConfig.from_preset(options.preset)
     world = World(device=pick_device("auto"))
@@ -48,7 +49,7 @@ def main() -> None:
     found: dict[str, Any] = {"preset": options.preset, "device": describe(world.device), **costs}
     for name, value in found.items():
         print(f"{name:<42} {value:.5g}" if isinstance(value, float) else f"{name:<42} {value}")
-    if options.json:
+    if options.results:
         environment = describe_environment()
         about = {
             "what": "cost of checkpoints, guards and logging in training",
@@ -56,7 +57,7 @@ def main() -> None:
         }
         about |= {name: environment[name] for name in ("commit", "time")}
         hardware = {name: environment[name] for name in ("gpu", "cpu_cores", "torch", "python")}
-        options.json.write_text(json.dumps(about | {"hardware": hardware} | found, indent=1) + "\n")
+        options.results.write_text(json.dumps(about | {"hardware": hardware} | found, indent=1) + "\n")
 
 
 def describe(device: torch.device) -> str:
@@ -122,16 +123,16 @@ def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: i
     guards = (statistics.median(guarding) - statistics.median(plain)) / steps
     interval, line = options.checkpoint_every * per_step, time_logging(config, world, folder)
     return {
-        "seconds per step": per_step,
-        "steps alike within": (max(plain) - min(plain)) / statistics.median(plain),
-        "seconds a checkpoint adds": added,
-        "of these for the copy": statistics.median(copying),
-        "seconds it still writes after a stretch": statistics.median(writing),
-        "seconds between two checkpoints": interval,
-        "share of time, saving": added / interval,
-        "seconds of a line of metrics": line,
-        "seconds of guards": guards,
-        "share of time, guards and logging": (guards + line / options.log_every) / per_step,
+        "seconds_per_step": per_step,
+        "step_time_spread": (max(plain) - min(plain)) / statistics.median(plain),
+        "checkpoint_seconds": added,
+        "checkpoint_copy_seconds": statistics.median(copying),
+        "checkpoint_write_seconds_after_run": statistics.median(writing),
+        "checkpoint_interval_seconds": interval,
+        "checkpoint_share": added / interval,
+        "metrics_line_seconds": line,
+        "guard_seconds_per_step": guards,
+        "guard_and_logging_share": (guards + line / options.log_every) / per_step,
     }
 
 

@@ -1,10 +1,10 @@
 """Training and generation speed of our Compressive Transformer and of other implementations, in one run.
 
-    python benchmarks/peers.py --size base --json benchmarks/results/peers-base/DATE-h200.json
-    python benchmarks/peers.py --size paper --json benchmarks/results/peers-paper/DATE-h200.json
+    python benchmarks/peers.py --size base --results benchmarks/results/peers-base/DATE-h200.json
+    python benchmarks/peers.py --size paper --results benchmarks/results/peers-paper/DATE-h200.json
     python benchmarks/peers.py --plot-only benchmarks/results/peers-base/DATE-h200.json --plot docs/peers-base.png
 
-The other implementations come from PyPI: `pip install 'compressive[peers]'`, or with --no-deps into a folder on
+The other implementations come from PyPI: `pip install -e '.[peers]'`, or with --no-deps into a folder on
 PYTHONPATH. They are called as their documentation says, with the same optimiser and clipping as ours, on random
 tokens, from full memories, in bf16 on a GPU and fp32 on a CPU. Each row is measured in its own process, `--rounds`
 times in rotation; figures are medians. A row that fails holds its error message.
@@ -29,6 +29,7 @@ from torch.nn.attention.bias import causal_lower_right
 from compressive import bench
 from compressive.bench import Row, Subject, prompt_windows, random_tokens
 from compressive.config import ModelConfig, Precision, RunConfig, TrainConfig
+from compressive.console import note
 from compressive.runtime import pick_device
 
 SIZES = {
@@ -48,9 +49,9 @@ SIZES = {
 PEER_TOKENS = 32
 """Tokens sampled from each peer: its cost per token does not depend on the position."""
 KEYS = {
-    "tokens per second": "training, tokens/s",
-    "drawn per second, batch 1": "generation, tokens/s, batch 1",
-    "drawn per second, batch 32": "generation, tokens/s, batch 32",
+    "tokens_per_second": "training, tokens/s",
+    "sampled_per_second_batch_1": "generation, tokens/s, batch 1",
+    "sampled_per_second_batch_32": "generation, tokens/s, batch 32",
 }
 """Keys of a row, and what a figure calls them."""
 LABELS = {
@@ -77,7 +78,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="training batch size (default: the size's own)")
     parser.add_argument("--steps", type=int, default=20, help="training steps that are timed (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="how often each row is measured (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="results file to write")
+    parser.add_argument("--results", type=Path, help="results file to write")
+    parser.add_argument("--json", type=Path, dest="results", help=argparse.SUPPRESS)  # its old name
     parser.add_argument("--plot", type=Path, help="PNG to write")
     parser.add_argument("--plot-only", type=Path, metavar="RESULTS", help="plot this results file; measure nothing")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -98,10 +100,10 @@ def main() -> None:
     rows = side_by_side(names, options.size, batch, options.steps, options.rounds)
     bench.print_table(rows, f"side by side, {options.size}")
     for key, ratio in (ratios := against_peers(rows)).items():
-        print(f"ours against the best peer, {key}: {ratio:.2f}×")
-    if options.json:
+        print(f"ours against the best peer, {KEYS[key]}: {ratio:.2f}×")
+    if options.results:
         what = f"Compressive Transformers side by side, {options.size}; on a CPU memory is that of the process"
-        bench.write_results(options.json, what, " ".join(["python", *sys.argv]), rows, ours_to_best_peer=ratios)
+        bench.write_results(options.results, what, " ".join(["python", *sys.argv]), rows, ours_to_best_peer=ratios)
     if options.plot:
         plot(rows, options.size, options.plot)
 
@@ -120,7 +122,7 @@ def side_by_side(names: list[str], size: str, batch: int, steps: int, rounds: in
     work = [__file__, "--size", size, "--batch", str(batch), "--steps", str(steps), "--child"]
     for _ in range(rounds):
         for name in names:
-            print(f"measuring {name}", file=sys.stderr)
+            note(f"measuring {name}")
             found[name].append(bench.in_own_process([*work, name]))
     return [{"name": name, "batch": batch} | merge(found[name]) for name in names]
 

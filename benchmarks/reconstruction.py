@@ -1,6 +1,6 @@
 """The attention-reconstruction loss of one layer: one kernel against torch's attention, called twice.
 
-    python benchmarks/reconstruction.py --size base --json reconstruction.json
+    python benchmarks/reconstruction.py --size base --results reconstruction.json
     TRITON_INTERPRET=1 python benchmarks/reconstruction.py --size tiny     # checks that it runs, not how fast
 
 Reports times of the forward pass and of forward and backward, as attention.py does, and errors against torch in
@@ -62,7 +62,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--results", type=Path, help="results file to write")
+    parser.add_argument("--json", type=Path, dest="results", help=argparse.SUPPRESS)  # its old name
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -73,14 +74,14 @@ def main() -> None:
     }  # fmt: skip
     forms: dict[str, Callable[[], Tensor]] = {"torch": case.torch}  # by key in result files
     if device.type == "cuda":
-        forms["torch, compiled"] = torch.compile(case.torch)
+        forms["torch_compiled"] = torch.compile(case.torch)
     forms["fused"] = case.kernels
     for name, form in forms.items():
         results[name] = timed(form, [case.new], options.repeats, device)
     for name, value in results.items():
         print(name, value)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    if options.results:
+        options.results.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def main() -> int:
                     device=options.device,
                 ),
             )
-            row = {"core": core, "lanes": envs, "batch": config.batch, "layers": config.model.n_layers}
+            row = {"core": core, "envs": envs, "batch": config.batch, "layers": config.model.n_layers}
             rows.append(row | measure(config, options.seconds))
             print(
                 "  ".join(
@@ -117,10 +117,10 @@ def measure(config: AgentRun, seconds: float) -> dict[str, object]:
         name: steps_per_rollout / _seconds(act, device, seconds)
         for name, act in (("task", step_envs), ("acting", actor.rollout), ("learning", learn), ("training", both))
     }
-    return {f"{name} steps/s": speed for name, speed in speeds.items()} | {
-        "times the published figure": round(speeds["training"] / PUBLISHED, 1),
-        "first unroll and update, s": round(first, 1),
-        "peak GiB": round(peak_gib(device), 2),
+    return {f"{name}_steps_per_second": speed for name, speed in speeds.items()} | {
+        "ratio_to_published": round(speeds["training"] / PUBLISHED, 1),
+        "first_rollout_and_update_seconds": round(first, 1),
+        "peak_gib": round(peak_gib(device), 2),
         "precision": options.precision,
         "compile": options.compile,
     }

@@ -80,11 +80,11 @@ def report(run: Run) -> dict[str, object]:
     gradients = compare_gradients(run)
     trained, test = Trained.load(run), {}
     sizes: dict[str, tuple[dict[str, Any], int | None]] = {
-        "as trained": ({}, None),
-        "first 1 MB, as trained": ({}, 1_000_000),
-        "first 1 MB, compressed 1024, empty slots masked": (
+        "as_trained": ({}, None),
+        "first_1_mb_as_trained": ({}, 1_000_000),
+        "first_1_mb_compressed_1024_empty_masked": (
             {"compressed_size": 1024, "empty_memory": "masked"}, 1_000_000),
-        "first 1 MB, compressed 1024, empty slots zeros": (
+        "first_1_mb_compressed_1024_empty_zeros": (
             {"compressed_size": 1024, "empty_memory": "zeros"}, 1_000_000),
     }  # fmt: skip
     for name, (changes, limit) in sizes.items():
@@ -112,7 +112,7 @@ def report(run: Run) -> dict[str, object]:
         "environment": describe_environment(),
         "gradients": gradients,
         "test": test,
-        "analysis on the validation split": analysis,
+        "analysis_valid": analysis,
         "sample": {"text": sample.decode("utf-8", "replace"), "seconds": time.monotonic() - began},
         "curve": lines,
     }
@@ -149,8 +149,8 @@ def compare_gradients(run: Run) -> dict[str, float]:
     for kind in ("eager", "compiled"):
         worst = max(range(len(named)), key=lambda i: error(kind, slice(i, i + 1)))
         result |= {
-            f"{kind}, all parameters": error(kind, slice(None)),
-            f"{kind}, worst parameter ({named[worst][0]})": error(kind, slice(worst, worst + 1)),
+            f"{kind}_all_parameters": error(kind, slice(None)),
+            f"{kind}_worst_{named[worst][0]}": error(kind, slice(worst, worst + 1)),
         }
     return result
 

@@ -27,8 +27,8 @@ from compressive.runs.trained import Trained
 from compressive.runtime import describe_environment, pick_device
 from compressive.training.loop import train
 
-WAYS: dict[str, tuple[Attention, bool]] = {"reference, eager": ("reference", False), "fused, compiled": ("fused", True)}
-"""Form of attention, and whether the model is compiled."""
+WAYS: dict[str, tuple[Attention, bool]] = {"reference_eager": ("reference", False), "fused_compiled": ("fused", True)}
+"""Keys of results, each with the form of attention and whether the model is compiled."""
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
             attention=attention, compile=compiled, update_every=1, log_every=max(1, options.steps // 40),
             eval_every=0, sample_every=0, checkpoint_every=options.steps,
         )  # fmt: skip
-        run = Run.create(options.out / name.replace(", ", "-"), RunConfig(model, data, schedule))
+        run = Run.create(options.out / name.replace("_", "-"), RunConfig(model, data, schedule))
         train(run)
         curves[name] = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     found = {
@@ -65,8 +65,8 @@ def main() -> None:
         "command": " ".join(["python", *sys.argv]),
         "config": dataclasses.asdict(run.config),
         "environment": describe_environment(),
-        "gradients at the last weights of the fused run, relative error against float32": gradients(run),
-        "largest difference of the curves, bits": difference(curves),
+        "gradient_error_vs_float32": gradients(run),
+        "max_curve_difference_bits": difference(curves),
         "curves": curves,
     }
     options.results.parent.mkdir(parents=True, exist_ok=True)
@@ -104,14 +104,14 @@ def gradients(run: Run) -> dict[str, dict[str, float]]:
 
     exact = measure("reference", False, False)
     result = {}
-    fused_eager: dict[str, tuple[Attention, bool]] = {"fused, eager": ("fused", False)}
+    fused_eager: dict[str, tuple[Attention, bool]] = {"fused_eager": ("fused", False)}
     for name, (attention, compiled) in (WAYS | fused_eager).items():
         found = measure(attention, compiled, True)
         errors = [float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in zip(found, exact, strict=True)]
         worst = max(range(len(errors)), key=errors.__getitem__)
         total = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(found, exact, strict=True)))
         whole = math.sqrt(sum(float(b.square().sum()) for b in exact))
-        result[name] = {"all parameters": total / whole, f"worst, {names[worst]}": errors[worst]}
+        result[name] = {"all_parameters": total / whole, f"worst_{names[worst]}": errors[worst]}
     return result
 
 

@@ -9,6 +9,7 @@ import argparse
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from compressive.data.pg19.build import LATEST, build
@@ -40,22 +41,27 @@ def main() -> None:
             "built": report.built,
             "matched": len(report.matched),
             "share": round(len(report.matched) / report.built, 4),
-            "different, our size less the official": report.different,
-            "wrong split": len(report.wrong_split),
+            "different_bytes_ours_minus_official": report.different,
+            "wrong_split": len(report.wrong_split),
             "unknown": len(report.unknown),
             "missing": {split: len(ids) for split, ids in report.missing.items()},
         },
-        "years without a list": {
+        "inferred_years": {
             "books": len(unlisted.entries),
             "inferred": len(off),
-            **{f"within {years}": sum(abs(difference) <= years for difference in off) for years in (0, 1, 5, 10)},
-            f"inferred and {LATEST} or before, as all of them are": sum(year <= LATEST for year in told.values()),
-            "by sign": dict(Counter(entry.year_from for entry in unlisted.entries).most_common()),
-            "dropped": dict(Counter(entry.reason for entry in unlisted.entries if entry.reason).most_common()),
+            **{f"within_{years}": sum(abs(difference) <= years for difference in off) for years in (0, 1, 5, 10)},
+            f"inferred_{LATEST}_or_before": sum(year <= LATEST for year in told.values()),
+            "by_sign": counts(entry.year_from for entry in unlisted.entries),
+            "dropped": counts(entry.reason for entry in unlisted.entries if entry.reason),
         },
     }
     options.results.parent.mkdir(parents=True, exist_ok=True)
     options.results.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+def counts(words: Iterable[str]) -> dict[str, int]:
+    """Return how often each occurs, the most frequent first; keys have no spaces."""
+    return {word.replace(" ", "_"): count for word, count in Counter(words).most_common()}
 
 
 if __name__ == "__main__":

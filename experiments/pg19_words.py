@@ -32,8 +32,9 @@ def runs(pattern: str) -> Callable[[str], int]:
 
 
 LETTER = r"[^\W\d_]"
+# The first is the one that this package counts words by.
 RULES: dict[str, Callable[[str], int]] = {
-    "between ASCII white space (the choice)": lambda text: count_words(text.encode()),
+    "between ASCII white space": lambda text: count_words(text.encode()),
     "between any white space": lambda text: len(text.split()),
     "between spaces only": lambda text: len(text.split(" ")),
     "between white space, with a letter or digit": lambda text: sum(bool(re.search(r"\w", w)) for w in text.split()),
@@ -84,7 +85,7 @@ def main() -> int:
         "command": f"python experiments/pg19_words.py BUILT --results {options.results}",
         "at_hand": at_hand,
         "note": "standard errors assume books sampled at random; these are the books that were available",
-        "rules": found,
+        "rules": {re.sub(r"\W+", "_", name.lower()): splits for name, splits in found.items()},
     }
     options.results.parent.mkdir(parents=True, exist_ok=True)
     options.results.write_text(json.dumps(result, indent=1) + "\n", "utf-8")

@@ -95,14 +95,14 @@ def configure(options: argparse.Namespace) -> AgentRun:
 
 def report(run: AgentFolder, episodes: int) -> dict[str, object]:
     """Evaluate the agent, the random policy and the oracle for each delay; return that with the curve and the speed."""
-    device, played = pick_device(run.config.train.device), {}
+    device, policies = pick_device(run.config.train.device), {}
     for delay in run.config.task.delays:
         for name in (str(run.folder), "random", "oracle"):
             loaded = load_policy(name, min(256, episodes), 10**6, device, delays=(delay,), of=run.folder)
             began = time.monotonic()
             found = evaluate(loaded.task, loaded.policy, episodes, 10**6, loaded.comparable).as_dict()
             who = name if name in ("random", "oracle") else "agent"
-            played[f"{who}, delay {delay}"] = found | {"seconds": time.monotonic() - began}
+            policies[f"{who}_delay_{delay}"] = found | {"seconds": time.monotonic() - began}
     rows = read_metrics(run.folder)
     speeds = sorted(row["steps_per_second"] for row in rows[1:] or rows)
     return {
@@ -111,11 +111,11 @@ def report(run: AgentFolder, episodes: int) -> dict[str, object]:
         "environment": describe_environment(),
         "seed": run.config.train.seed,
         "config": dataclasses.asdict(run.config),
-        "reach beyond the window, steps": run.config.memory.temporal_range,
+        "temporal_range": run.config.memory.temporal_range,
         "steps": rows[-1]["step"],
         "seconds": rows[-1]["seconds"],
-        "steps_per_second, median of logged stretches": speeds[len(speeds) // 2],
-        "played": played,
+        "median_steps_per_second": speeds[len(speeds) // 2],
+        "policies": policies,
         "curve": rows,
     }
 

@@ -45,7 +45,7 @@ def rates(recompute: bool) -> list[Rate]:
     """Return the measured rows, smallest batch first."""
     rows = [row for row in json.loads(RATES.read_text())["rows"] if row["recompute"] == recompute]
     return sorted(
-        (Rate(row["batch"], row["tokens per second"], row["peak GiB"]) for row in rows), key=lambda rate: rate.batch
+        (Rate(row["batch"], row["tokens_per_second"], row["peak_gib"]) for row in rows), key=lambda rate: rate.batch
     )
 
 

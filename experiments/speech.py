@@ -105,8 +105,8 @@ def main() -> int:
         "seed": options.seed,
         "corpus": {"name": corpus.name, "sources": corpus.manifest.sources}
         | {split: info.tokens for split, info in corpus.manifest.splits.items()},
-        "floors, bits per sample of the test split": floors(corpus, "test", options.test_samples or None),
-        "floors of the curves, which read its beginning": floors(corpus, "test", options.curve_samples),
+        "floors_test_bits_per_sample": floors(corpus, "test", options.test_samples or None),
+        "floors_curve_bits_per_sample": floors(corpus, "test", options.curve_samples),
     }
     code, plan = make_plan(options, deadline)
     found: dict[str, Any] = {}
@@ -122,9 +122,9 @@ def main() -> int:
             found[name] |= scores
             write(options.results, about | {"complete": False, "plan": plan, "models": found})
     if code == FINISHED and not options.only:
-        speeds = {name: found[name]["samples per second"] for name in found}
+        speeds = {name: found[name]["samples_per_second"] for name in found}
         ratios = {name: speed / speeds["wavenet"] for name, speed in speeds.items()}
-        whole = {"complete": True, "plan": plan, "training speed as a share of WaveNet's": ratios, "models": found}
+        whole = {"complete": True, "plan": plan, "training_speed_to_wavenet": ratios, "models": found}
         write(options.results, about | whole)
     print("done" if code == FINISHED else "not done yet: give the same command again", flush=True)
     return code
@@ -204,8 +204,8 @@ def make_plan(options: argparse.Namespace, deadline: float) -> tuple[int, dict[s
     updates = options.updates or options.seconds * len(MODELS) / sum(per_update / x for x in speeds.values())
     plan = {
         "settings": settings,
-        "samples per second": speeds,
-        "samples per update": per_update,
+        "samples_per_second": speeds,
+        "samples_per_update": per_update,
         "updates": max(options.points, int(updates // options.points * options.points)),
     }
     plan["samples"] = plan["updates"] * per_update
@@ -260,7 +260,7 @@ def report(run: Run) -> dict[str, Any]:
             "update": line["step"] // run.config.train.update_every,
             "samples": samples,
             "seconds": samples / speed,
-            "wall seconds": line["seconds"],
+            "wall_seconds": line["seconds"],
             "bits": line["bits"],
             "nats": line["loss"],
         }
@@ -271,11 +271,11 @@ def report(run: Run) -> dict[str, Any]:
     return {
         "parameters": parameters,
         "config": dataclasses.asdict(run.config),
-        "samples seen": done,
+        "samples_seen": done,
         "epochs": done / len(run.corpus().split("train")),
-        "samples per second": speed,
-        "training seconds": done / speed,
-        "peak GiB": lines_of(run, "train")[-1]["peak_gib"],
+        "samples_per_second": speed,
+        "training_seconds": done / speed,
+        "peak_gib": lines_of(run, "train")[-1]["peak_gib"],
         "curves": curves,
     }
 
@@ -310,7 +310,7 @@ def evaluate(options: argparse.Namespace, corpus: Corpus, name: str, deadline: f
             silence = torch.from_numpy(corpus.tokenizer.encode(b"\0\0").astype(np.int64))
             sampled = torch.cat(list(generate(model, silence, round(options.sample * RATE), seed=options.seed)))
             write_wav(options.out / f"{name}.wav", corpus.tokenizer.decode(sampled.cpu().numpy()))
-            found["drawn"] = {"seconds": options.sample, "in seconds": time.monotonic() - began}
+            found["sampled"] = {"audio_seconds": options.sample, "seconds": time.monotonic() - began}
     write(path, found)
     return FINISHED, found
 
@@ -325,7 +325,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
     fig = figure(9, 3.6)
     by_update, by_time = fig.subplots(1, 2, sharey=True)
-    floor = results["floors of the curves, which read its beginning"].get("linear prediction")
+    floor = results["floors_curve_bits_per_sample"].get("linear_prediction")
     for axes, across in ((by_update, "update"), (by_time, "seconds")):
         for name, found in results["models"].items():
             curve = found["curves"]["test"]

@@ -36,9 +36,9 @@ def main() -> int:
     ]
     for frame, reach, decay in FINER:
         bits = linear_prediction(test, ORDER, frame, reach, decay)
-        rows.append({"name": f"test split, fit every {frame} to {reach}, decay {decay}", "linear prediction": bits})
+        rows.append({"name": f"test split, fit every {frame} to {reach}, decay {decay}", "linear_prediction": bits})
         print(json.dumps(rows[-1]), flush=True)
-    about = {"corpus": corpus.manifest.sources, "as floors are": {"frame": FRAME, "reach": REACH, "decay": DECAY}}
+    about = {"corpus": corpus.manifest.sources, "floor_settings": {"frame": FRAME, "reach": REACH, "decay": DECAY}}
     write_results(options.results, "bits per mu-law sample", " ".join(["python", *sys.argv]), rows, **about)
     return 0
 

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
+from training_helpers import command
 
 from compressive import bench
 from compressive.cli.bench import main
@@ -57,10 +59,10 @@ def test_parts_of_a_step_are_told_apart(clock, monkeypatch):
 
     monkeypatch.setattr(bench, "clip_grad_norm_", lambda *_: clock.sleep(0.004))
     row = bench.measure_training(lambda: Sleep.apply(weight), [[weight]], CPU, steps=5)
-    found = {name: row[f"{name} ms"] for name in ("forward", "backward", "update")}
+    found = {name: row[f"{name}_ms"] for name in ("forward", "backward", "update")}
     assert found == pytest.approx({"forward": 10, "backward": 20, "update": 4})
-    assert row["ms per step"] == pytest.approx(34)
-    assert row["peak GiB"] > 0
+    assert row["step_ms"] == pytest.approx(34)
+    assert row["peak_gib"] > 0
 
 
 def test_a_step_clips_each_group_apart_and_updates():
@@ -112,8 +114,8 @@ def test_the_prompt_fills_every_memory():
 def test_a_row_has_every_figure():
     row = bench.measure(bench.ours(SMALL, CPU), SMALL, CPU, steps=2)
     assert set(row) == set(bench.COLUMNS) - {"utilisation"}  # nobody knows a CPU's peak
-    assert row["tokens per second"] == pytest.approx(2 * 16 / row["ms per step"] * 1e3)
-    assert "drawn per second, batch 1" not in bench.measure(bench.ours(SMALL, CPU), SMALL, CPU, 1, sampled=0)
+    assert row["tokens_per_second"] == pytest.approx(2 * 16 / row["step_ms"] * 1e3)
+    assert "sampled_per_second_batch_1" not in bench.measure(bench.ours(SMALL, CPU), SMALL, CPU, 1, sampled=0)
 
 
 def test_precision_reaches_forward_alone():
@@ -147,7 +149,7 @@ def test_what_goes_wrong_in_a_process_is_a_row(code, row):
 def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench.Work, "run", lambda self: pytest.fail("rows are measured in processes of their own"))
     file = tmp_path / "bench.json"
-    words = ["quickstart", "--batch", "1", "--steps", "1", "--device", "cpu", "--json", str(file)]
+    words = ["quickstart", "--batch", "1", "--steps", "1", "--device", "cpu", "--out", str(file)]
     assert main(words, prog="compressive bench") == 0
     shown = capsys.readouterr()
     assert "measuring quickstart, batch 1" in shown.err
@@ -156,9 +158,55 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys, monkeypatc
     assert saved["command"] == " ".join(["compressive bench", *words])
     (row,) = saved["rows"]
     assert (row["name"], row["batch"], row["precision"], row["compile"]) == ("quickstart", 1, "fp32", False)
-    assert f"{row['tokens per second']:,.0f}" in shown.out
-    assert row["drawn per second, batch 32"] > 0
-    assert f"{row['drawn per second, batch 32']:,.0f}" in shown.out
+    assert f"{row['tokens_per_second']:,.0f}" in shown.out
+    assert row["sampled_per_second_batch_32"] > 0
+    assert f"{row['sampled_per_second_batch_32']:,.0f}" in shown.out
+
+
+MEASURED = {"tokens_per_second": 12345.6, "step_ms": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("words", "printed", "written"),
+    [
+        (["quickstart"], "table", False),
+        (["--json"], "JSON", False),
+        (["--json", "quickstart"], "JSON", False),
+        (["--out", "folder/a.json", "quickstart"], "table", True),
+        (["--json", "--out", "folder/a.json"], "JSON", True),
+        (["--json", "folder/a.json"], "table", True),  # as version 0.1 had it
+        (["quickstart", "--json=folder/a.json", "--batch", "2"], "table", True),
+    ],
+)
+def test_json_is_printed_and_out_is_a_file(words, printed, written, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "in_own_process", lambda command: MEASURED)
+    assert main(words, prog="compressive bench") == 0
+    shown = capsys.readouterr()
+    assert shown.err.startswith("measuring quickstart, batch ")
+    if printed == "JSON":
+        found = json.loads(shown.out)
+        assert found["rows"][0]["tokens_per_second"] == 12345.6
+        assert found["command"] == " ".join(["compressive bench", *words])
+    else:
+        assert "12,346" in shown.out
+        assert "{" not in shown.out
+    file = tmp_path / "folder" / "a.json"
+    assert file.exists() == written
+    if written:
+        assert json.loads(file.read_text())["rows"][0]["step_ms"] == 1.5
+
+
+def test_no_key_of_a_row_has_a_space():
+    assert all(re.fullmatch(r"[a-z0-9_]+", key) for key in bench.COLUMNS)
+
+
+def test_explanations_are_one_table_of_operations(capsys):
+    assert main(["--explain", "enwik8-base", "--json"], prog="compressive bench") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["operations"]
+    assert found["operations"]["relative_attention"] == {"form": "kernel", "why": "kernels/relative_attention.py"}
+    assert all(list(choice) == ["form", "why"] for choice in found["operations"].values())
 
 
 def test_a_failed_row_is_shown_and_tells_in_the_exit_code(capsys, monkeypatch):
@@ -171,11 +219,23 @@ def test_a_failed_row_is_shown_and_tells_in_the_exit_code(capsys, monkeypatch):
     ("words", "complaint"),
     [
         (["nonsense"], "preset='nonsense' does not exist"),
+        (["--explain", "nonsense"], "preset='nonsense' does not exist"),
+        (["rooms-tiny"], "preset='rooms-tiny' is an agent's; measure it with: python benchmarks/rooms.py"),
         (["--batch", "0"], "batch=0: expected at least 1"),
+        (["--batch", "-1"], "batch=-1: expected at least 1"),
         (["--steps", "0"], "steps=0: expected at least 1"),
         (["--device", "abacus"], "device='abacus': expected"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_runs(words, complaint, capsys):
     assert main(words, prog="compressive bench") == 2
-    assert complaint in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"compressive bench: {complaint}")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused_in_one_line():
+    done = command("bench", "--device", "cuda")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("compressive bench: device='cuda'")

@@ -113,7 +113,7 @@ def test_rounds_become_medians_and_an_error_stays_one(peers):
 
 
 def test_our_best_row_is_set_against_the_best_peer(peers):
-    key = "tokens per second"
+    key = "tokens_per_second"
     rows = [
         {"name": "ours", key: 30.0},
         {"name": "ours-compiled", key: 60.0},
@@ -135,14 +135,14 @@ def test_the_script_prints_rows_and_errors_writes_and_plots(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(
         sys, "argv", ["peers.py", "--size", "tiny", "--rows", "plain,ctp", "--steps", "1",
-                      "--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")],
+                      "--results", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")],
     )  # fmt: skip
     peers.main()
     shown = capsys.readouterr().out
     assert "ctp: ImportError: not installed" in shown
     saved = json.loads((tmp_path / "rows.json").read_text())
     plain, ctp = saved["rows"]
-    assert plain["tokens per second"] > 0
+    assert plain["tokens_per_second"] > 0
     assert ctp == {"name": "ctp", "batch": 8, "error": "ImportError: not installed"}
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
@@ -180,7 +180,7 @@ def test_growth_fits_the_paper_s_formula(growth):
         if point.window == 256:
             return {"error": "OutOfMemoryError: too long"}
         time = 7.0 + 0.5 * (64 + 64 + point.compressed) if point.compressed else 1.0
-        return {"ms per step": time, "µs per token": time, "peak GiB": 2.0 if point.compressed == 128 else 1.0}
+        return {"step_ms": time, "us_per_token": time, "peak_gib": 2.0 if point.compressed == 128 else 1.0}
 
     size = growth.SIZES["tiny"]
     sweeps = growth.sweeps_of(64, (0, 64, 128, 256), (64, 256))
@@ -188,17 +188,17 @@ def test_growth_fits_the_paper_s_formula(growth):
     assert [row["batch"] for row in rows] == [8, 8, 8, 8, 8, 2]
     assert [row["memory"] for row in rows] == [64] * 5 + [256]
     assert rows[1] == rows[4] | {"sweep": "compressed size"}  # a point of both sweeps is measured once
-    line = growth.fit(rows, "compressed size", "reference", "µs per token")
-    assert (line["constant"], line["per 1000 slots"]) == (pytest.approx(7), pytest.approx(500))
-    assert line["furthest off"] < 1e-9
-    assert growth.fit(rows, "compressed size", "reference", "peak GiB")["furthest off"] > 0.3
-    alone = growth.fit(rows, "window", "reference", "µs per token")
+    line = growth.fit(rows, "compressed size", "reference", "us_per_token")
+    assert (line["constant"], line["per_1000_slots"]) == (pytest.approx(7), pytest.approx(500))
+    assert line["max_relative_deviation"] < 1e-9
+    assert growth.fit(rows, "compressed size", "reference", "peak_gib")["max_relative_deviation"] > 0.3
+    alone = growth.fit(rows, "window", "reference", "us_per_token")
     assert growth.describe(alone).endswith("1 points measured, a line needs two")
     assert "window 256, compressed 256: OutOfMemoryError: too long" in growth.caption(rows)
 
 
 def test_growth_keeps_the_fastest_round_and_any_error(growth):
-    slow, fast, error = {"ms per step": 2.0}, {"ms per step": 1.0}, {"error": "E: no"}
+    slow, fast, error = {"step_ms": 2.0}, {"step_ms": 1.0}, {"error": "E: no"}
     assert growth.fastest([slow, fast, slow]) == fast
     assert growth.fastest([fast, error]) == error
 
@@ -208,7 +208,7 @@ def test_growth_goes_on_after_an_error_in_its_own_process(growth):
     size = growth.SIZES["tiny"]
     failed = growth.measured_here(growth.Point("reference", 64, -1), size, 1)
     assert failed["error"].startswith("ValueError: compressed")
-    assert growth.measured_here(growth.Point("reference", 64, 32), size, 1)["ms per step"] > 0
+    assert growth.measured_here(growth.Point("reference", 64, 32), size, 1)["step_ms"] > 0
 
 
 @pytest.mark.slow
@@ -217,16 +217,16 @@ def test_growth_measures_writes_and_plots(growth, own_processes_start_warm, tmp_
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(
         sys, "argv", ["growth.py", "--size", "tiny", "--compressed", "32,1024,-1", "--windows", "", "--steps", "1",
-                      "--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")],
+                      "--results", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")],
     )  # fmt: skip
     growth.main()
     assert "reference, window 64, compressed -1: ValueError: " in capsys.readouterr().out
     saved = json.loads((tmp_path / "rows.json").read_text())
     small, large, broken = saved["rows"]
-    assert small["µs per token"] == pytest.approx(1000 * small["ms per step"] / 512)
-    assert small["peak GiB"] < large["peak GiB"]
+    assert small["us_per_token"] == pytest.approx(1000 * small["step_ms"] / 512)
+    assert small["peak_gib"] < large["peak_gib"]
     assert "compressed_size" in broken["error"]
-    assert [line["figure"] for line in saved["fits"] if "constant" in line] == ["µs per token", "peak GiB"]
+    assert [line["figure"] for line in saved["fits"] if "constant" in line] == ["us_per_token", "peak_gib"]
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -242,9 +242,9 @@ def test_kernels_are_compared_with_torch_and_every_form_is_timed(tmp_path, monke
     monkeypatch.setitem(module.SIZES, "tiny", (B, 1, *sizes))  # one head: tests of the kernels have more
     module.main()
     found = json.loads((tmp_path / "found.json").read_text())
-    ways = {"attention": ("fused", "readable", "flash"), "reconstruction": ("torch", "fused")}[script]
-    assert all(found[way][part] > 0 for way in ways for part in ("forward ms", "both ms"))
-    errors = found["errors of fused"] if script == "attention" else found["errors"]
+    ways = {"attention": ("fused", "reference", "flash"), "reconstruction": ("torch", "fused")}[script]
+    assert all(found[way][part] > 0 for way in ways for part in ("forward_ms", "forward_backward_ms"))
+    errors = found["fused_errors"] if script == "attention" else found["errors"]
     assert max(errors.values()) < 1e-5
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from warm_python import interpreter
 
+from compressive import __version__
 from compressive.cli import main
 from compressive.config import ModelConfig, load_preset, preset_names
 from compressive.kernels import dispatch
@@ -194,22 +195,24 @@ def test_the_quickstart_s_figures_are_those_of_its_results():
     assert f"{worth['mean']:.3f} ± {worth['error']:.3f}" in PAGES["docs/results.md"]
 
 
-def played(file: str, who: str) -> str:
+def evaluated(file: str, who: str) -> str:
     """Return, choices per episode and right choices of a policy, as the tables show them."""
-    row = results(file)["played"][f"{who}, delay 0"]
+    row = results(file)["policies"][f"{who}_delay_0"]
     per_episode, right = row["choices"] / row["episodes"], row["choice_accuracy"] * 100
-    return f"{row['return']:.1f} ± {row['margin of 95 %']:.1f} | {per_episode:.1f} | {right:.1f} %"
+    return f"{row['return']:.1f} ± {row['return_margin_95']:.1f} | {per_episode:.1f} | {right:.1f} %"
 
 
 def test_the_figures_of_the_agent_are_those_of_its_results():
     tiny, full = "experiments/rooms-tiny/2026-11-16-cpu-seed", "experiments/rooms/2026-11-16-h200"
     for shown, name in (("agent", "agent"), ("chance", "random"), ("oracle", "oracle")):
         for file in (f"{tiny}0", full):
-            assert f"| {shown} | {played(file, name)} |" in PAGES["docs/results.md"]
+            assert f"| {shown} | {evaluated(file, name)} |" in PAGES["docs/results.md"]
     for seed in range(5):
-        assert f"| {seed} | {played(f'{tiny}{seed}', 'agent')} |" in PAGES["docs/agent.md"]
+        assert f"| {seed} | {evaluated(f'{tiny}{seed}', 'agent')} |" in PAGES["docs/agent.md"]
     scores = {
-        (file, name): played(file, name).split(" |")[0] for file in (f"{tiny}0", full) for name in ("agent", "random")
+        (file, name): evaluated(file, name).split(" |")[0]
+        for file in (f"{tiny}0", full)
+        for name in ("agent", "random")
     }
     assert f"{scores[full, 'agent']}, chance {scores[full, 'random']}." in README
     assert f"{scores[f'{tiny}0', 'agent']}, chance {scores[f'{tiny}0', 'random']}, oracle 88.0 ± 0.0" in README
@@ -244,43 +247,43 @@ def table_row(page: str, label: str, *, having: str) -> list[str]:
     raise AssertionError(f"no row {label!r} in a table with {having!r}")
 
 
-def per_second(row: dict | None, key: str = "tokens per second") -> str:
+def per_second(row: dict | None, key: str = "tokens_per_second") -> str:
     return f"{row[key]:,.0f}" if row and key in row else "–"
 
 
 @pytest.mark.parametrize("name", ["ours-compiled", "ctp", "ctp-lean-compiled", "labml", "plain-compiled"])
 def test_the_readme_s_speed_table_is_that_of_its_results(name):
     base, full = rows(BASE), rows(FULL)
-    drawn = base["ours" if name == "ours-compiled" else name]
+    sampled = base["ours" if name == "ours-compiled" else name]
     expected = [per_second(base[name]), per_second(full[name])]
-    expected += [per_second(drawn, f"drawn per second, batch {batch}") for batch in (1, 32)]
+    expected += [per_second(sampled, f"sampled_per_second_batch_{batch}") for batch in (1, 32)]
     assert [cell.rstrip("| ") for cell in table_row(README, LABELS[name], having="training, base")] == expected
 
 
 @pytest.mark.parametrize("name", [name for name in LABELS if name != "ctp-lean"])
 def test_the_speed_tables_are_those_of_their_results(name):
     page, base, full = PAGES["docs/benchmarks.md"], rows(BASE), rows(FULL)
-    expected = [f"{per_second(r)} ({r['peak GiB']:.1f})" if r else "–" for r in (base.get(name), full.get(name))]
+    expected = [f"{per_second(r)} ({r['peak_gib']:.1f})" if r else "–" for r in (base.get(name), full.get(name))]
     assert [cell.rstrip("| ") for cell in table_row(page, LABELS[name], having="tokens/s (peak GiB)")] == expected
-    if "drawn per second, batch 1" in base[name]:
-        expected = [per_second(base[name], f"drawn per second, batch {batch}") for batch in (1, 32)]
+    if "sampled_per_second_batch_1" in base[name]:
+        expected = [per_second(base[name], f"sampled_per_second_batch_{batch}") for batch in (1, 32)]
         shown = table_row(page, LABELS[name], having="| batch 1 | batch 32 |")
         assert [cell.rstrip("| ") for cell in shown] == expected
 
 
 def test_the_ratios_and_the_cpu_s_table_are_those_of_their_results():
     page, cpu = PAGES["docs/benchmarks.md"], "benchmarks/peers-cpu/2026-11-16-cpu-2"
-    ratios = [results(file)["ours_to_best_peer"]["tokens per second"] for file in (BASE, FULL)]
+    ratios = [results(file)["ours_to_best_peer"]["tokens_per_second"] for file in (BASE, FULL)]
     assert f"**{ratios[0]:.2f}×** | **{ratios[1]:.2f}×**" in page
     for name, row in rows(cpu).items():
-        expected = [per_second(row), *(per_second(row, f"drawn per second, batch {batch}") for batch in (1, 32))]
+        expected = [per_second(row), *(per_second(row, f"sampled_per_second_batch_{batch}") for batch in (1, 32))]
         shown = table_row(page, LABELS[name], having="generation, batch 1")
         assert [cell.rstrip("| ") for cell in shown] == expected
     alone = rows("benchmarks/sampling/2026-11-16-h200")["ours"]
-    shown_alone = " | ".join(per_second(alone, f"drawn per second, batch {batch}") for batch in (1, 32))
+    shown_alone = " | ".join(per_second(alone, f"sampled_per_second_batch_{batch}") for batch in (1, 32))
     assert f"| {shown_alone} |" in page
     (speed,) = results("benchmarks/rooms-speed/2026-11-16-h200")["rows"]
-    keys = ("task steps/s", "acting steps/s", "learning steps/s", "training steps/s")
+    keys = [f"{part}_steps_per_second" for part in ("task", "acting", "learning", "training")]
     assert f"| {' | '.join(per_second(speed, key) for key in keys)} |" in page
 
 
@@ -314,20 +317,20 @@ def test_the_comparison_on_enwik8_is_that_of_its_results():
 
 def test_other_figures_are_those_of_their_results():
     enwik8 = results("experiments/enwik8-base/2026-11-15-h200-2")
-    bits = f"{enwik8['test']['as trained']['bits_per_character']:.3f}"
-    memory = enwik8["analysis on the validation split"]["memory"]
+    bits = f"{enwik8['test']['as_trained']['bits_per_character']:.3f}"
+    memory = enwik8["analysis_valid"]["memory"]
     worths = [f"{memory[key]['mean']:.3f} ± {memory[key]['error']:.3f}" for key in ("compressed_worth", "recent_worth")]
     built = results("experiments/pg19-verify/2026-11-15-cpu")["verify"]
     speed = results("benchmarks/pg19-speed/2026-11-15-cpu")
-    tokenise = speed["tokenise"]["two processes"]
+    tokenise = speed["tokenise"]["two_processes"]
     for page in ("README.md", "docs/results.md"):
         assert bits in PAGES[page]
         assert f"{built['matched']} of {built['built']}" in PAGES[page]
     assert all(worth in PAGES["docs/results.md"] for worth in worths)
     pg19 = PAGES["docs/pg19.md"]
     assert f"{built['matched']} of the {built['built']} raw books" in pg19
-    assert f"{speed['build']['from a folder, MB/s, one process']} MB of raw text per second" in pg19
-    assert f"tokenise {tokenise['MB/s']} MB/s in {tokenise['memory MB']} MB of memory" in pg19
+    assert f"{speed['build']['folder_mb_per_second_one_process']} MB of raw text per second" in pg19
+    assert f"tokenise {tokenise['mb_per_second']} MB/s in {tokenise['memory_mb']} MB of memory" in pg19
 
 
 def test_the_presets_that_fall_back_to_reference_attention_are_named():
@@ -353,8 +356,7 @@ def test_the_scaling_table_is_what_the_script_computes():
 
 
 def test_the_citation_has_the_package_s_version():
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
-    assert re.search(rf"^version: {re.escape(version)}$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
+    assert re.search(rf"^version: {re.escape(__version__)}$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
 
 
 def test_the_lock_pins_exact_versions_of_every_direct_dependency():

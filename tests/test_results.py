@@ -3,6 +3,7 @@
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,19 @@ def test_a_results_file_is_named_by_date_and_device_and_says_what_it_is(path: Pa
         assert re.match(r"[0-9a-f]{7,12}\b", commit)
     date = path.name[:10]
     assert all(time.startswith(date) for time in times(tables))
+
+
+@pytest.mark.parametrize("path", FILES, ids=shown)
+def test_no_key_of_a_results_file_has_a_space(path: Path) -> None:
+    assert [key for key in keys(json.loads(path.read_text("utf-8"))) if re.search(r"\s", key)] == []
+
+
+def keys(content: Any) -> Iterator[str]:
+    """Every key of a JSON document."""
+    for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from keys(value)
+    if isinstance(content, dict):
+        yield from content
 
 
 def times(tables: list[dict[str, Any]]) -> list[str]:

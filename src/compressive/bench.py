@@ -29,7 +29,7 @@ from compressive.config import Precision, RunConfig
 from compressive.distributed import World
 from compressive.inference.generate import generate
 from compressive.kernels.dispatch import using
-from compressive.runtime import describe_environment, evaluating, peak_gib, pick_device
+from compressive.runtime import describe_environment, evaluating, peak_gib, pick_device, write_atomically
 from compressive.training.flops import peak_flops, training_flops_per_token
 from compressive.training.step import Step, Windows
 
@@ -40,17 +40,17 @@ REPEATS = 3
 BATCHES = 1, 32
 """How many texts are sampled side by side."""
 COLUMNS = {
-    "tokens per second": ("training\ntokens/s", ",.0f"),
-    "ms per step": ("ms/step", ",.1f"),
-    "forward ms": ("forward", ",.1f"),
-    "backward ms": ("backward", ",.1f"),
-    "update ms": ("clip,\nAdam", ",.1f"),
-    "peak GiB": ("peak\nGiB", ",.2f"),
+    "tokens_per_second": ("training\ntokens/s", ",.0f"),
+    "step_ms": ("ms/step", ",.1f"),
+    "forward_ms": ("forward", ",.1f"),
+    "backward_ms": ("backward", ",.1f"),
+    "update_ms": ("clip,\nAdam", ",.1f"),
+    "peak_gib": ("peak\nGiB", ",.2f"),
     "utilisation": ("model\nFLOPs", ".1%"),
-    "drawn per second, batch 1": ("tokens/s\nsampled, 1", ",.0f"),
-    "drawn per second, batch 32": ("tokens/s\nsampled, 32", ",.0f"),
+    "sampled_per_second_batch_1": ("tokens/s\nsampled, 1", ",.0f"),
+    "sampled_per_second_batch_32": ("tokens/s\nsampled, 32", ",.0f"),
 }
-"""A row's figures, with heading and format."""
+"""Keys of a row's figures, each with its heading in the table and its format."""
 
 Row = dict[str, Any]
 
@@ -148,7 +148,7 @@ def measure(subject: Subject, config: RunConfig, device: torch.device, steps: in
     row = measure_training(autocast(subject.forward), subject.groups, device, steps, subject.update)
     if subject.step is not None:
         row |= measure_steps(subject.step, device, steps)
-    speed = row["tokens per second"] = config.train.batch * config.model.window / row["ms per step"] * 1e3
+    speed = row["tokens_per_second"] = config.train.batch * config.model.window / row["step_ms"] * 1e3
     peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     if peak is not None:
         row["utilisation"] = speed * training_flops_per_token(config.model) / peak
@@ -158,7 +158,7 @@ def measure(subject: Subject, config: RunConfig, device: torch.device, steps: in
     if sampled and subject.sample is not None:
         for batch in BATCHES:
             speed = measure_generation(autocast(subject.sample), batch, sampled, device, settling)
-            row[f"drawn per second, batch {batch}"] = speed
+            row[f"sampled_per_second_batch_{batch}"] = speed
     return row
 
 
@@ -198,11 +198,11 @@ def measure_training(
         marks.append(mark(device))
     wait(device)
     parts = {
-        f"{name} ms": statistics.median(between(marks[i], marks[i + 1]) for i in range(start, len(marks) - 1, 3))
+        f"{name}_ms": statistics.median(between(marks[i], marks[i + 1]) for i in range(start, len(marks) - 1, 3))
         for start, name in enumerate(("forward", "backward", "update"))
     }
     whole = statistics.median(between(a, b) for a, b in zip(marks[:-3:3], marks[3::3], strict=True))
-    return {"ms per step": whole, **parts, "peak GiB": peak_gib(device)}
+    return {"step_ms": whole, **parts, "peak_gib": peak_gib(device)}
 
 
 def measure_steps(step: Callable[[], object], device: torch.device, steps: int) -> Row:
@@ -218,7 +218,7 @@ def measure_steps(step: Callable[[], object], device: torch.device, steps: int) 
         marks.append(mark(device))
     wait(device)
     whole = statistics.median(between(a, b) for a, b in itertools.pairwise(marks))
-    return {"ms per step": whole, "peak GiB": peak_gib(device)}
+    return {"step_ms": whole, "peak_gib": peak_gib(device)}
 
 
 def measure_generation(
@@ -324,13 +324,18 @@ def print_table(rows: Sequence[Row], title: str) -> None:
             console.print(f"{row['name']}: {row['error']}", markup=False, highlight=False)
 
 
-def write_results(path: Path, what: str, command: str, rows: Sequence[Row], **more: Any) -> None:
-    """Write rows as JSON, with command, commit and hardware."""
+def results(what: str, command: str, rows: Sequence[Row], **more: Any) -> dict[str, Any]:
+    """Return rows with command, commit and hardware, for JSON."""
     found = describe_environment()
     hardware = {name: found[name] for name in ("gpu", "cpu_cores", "threads", "torch", "cuda", "python")}
     about = {"what": what, "command": command, "commit": found["commit"], "time": found["time"]}
     about["hardware"] = {"cpu": processor(), **hardware}
-    path.write_text(json.dumps(about | more | {"rows": list(rows)}, indent=1) + "\n", "utf-8")
+    return about | more | {"rows": list(rows)}
+
+
+def write_results(path: Path, what: str, command: str, rows: Sequence[Row], **more: Any) -> None:
+    """Write rows as JSON, with command, commit and hardware; the folder is created."""
+    write_atomically(path, json.dumps(results(what, command, rows, **more), indent=1) + "\n")
 
 
 def processor() -> str:

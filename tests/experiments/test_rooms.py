@@ -38,10 +38,10 @@ def test_the_experiment_writes_one_file_and_resumes(tmp_path):
     assert (found["steps"], found["seed"], found["curve"][-1]["step"]) == (768, 3, 768)
     assert found["environment"]["commit"]
     assert found["config"]["model"]["compression_rate"] == 8
-    assert found["reach beyond the window, steps"] == 64 + 8 * 64
-    assert set(found["played"]) == {f"{who}, delay {n}" for who in ("agent", "random", "oracle") for n in (0, 3)}
-    assert found["played"]["agent, delay 3"]["episodes"] == 8
-    assert found["played"]["oracle, delay 3"]["return"] == 11
+    assert found["temporal_range"] == 64 + 8 * 64
+    assert set(found["policies"]) == {f"{who}_delay_{n}" for who in ("agent", "random", "oracle") for n in (0, 3)}
+    assert found["policies"]["agent_delay_3"]["episodes"] == 8
+    assert found["policies"]["oracle_delay_3"]["return"] == 11
 
     # Plotting may need packages that training must not.
     words = ["experiments/rooms.py", "--results", results, "--figure", tmp_path / "curve.png"]
@@ -58,5 +58,5 @@ def test_the_benchmark_measures_every_part(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(results.read_text())["rows"]
-    assert (row["core"], row["lanes"]) == ("txl", 4)
-    assert all(row[f"{part} steps/s"] > 0 for part in ("task", "acting", "learning", "training"))
+    assert (row["core"], row["envs"]) == ("txl", 4)
+    assert all(row[f"{part}_steps_per_second"] > 0 for part in ("task", "acting", "learning", "training"))

@@ -54,7 +54,7 @@ def test_all_models_see_equally_many_samples(home):
     assert found["complete"]
     assert found["commit"] == "abc"
     assert found["hardware"]["torch"]
-    seen = {name: model["samples seen"] for name, model in found["models"].items()}
+    seen = {name: model["samples_seen"] for name, model in found["models"].items()}
     assert set(seen) == {"compressive", "transformer-xl", "wavenet"}
     assert set(seen.values()) == {found["plan"]["samples"]}
     sizes = [model["parameters"] for model in found["models"].values()]
@@ -68,12 +68,12 @@ def test_curves_are_of_the_same_updates_and_the_same_samples(home):
         updates = [[point["update"] for point in curve[split]] for curve in curves]
         assert updates[0] == updates[1] == updates[2]
         assert len(updates[0]) >= 2
-    assert found["training speed as a share of WaveNet's"]["wavenet"] == 1
+    assert found["training_speed_to_wavenet"]["wavenet"] == 1
     for model in found["models"].values():
         assert model["best"]["test"]["samples"] == model["last"]["test"]["samples"] == 500
         assert model["best"]["valid"]["bits"] <= model["last"]["valid"]["bits"] + 0.2
-        assert model["samples per second"] > 0
-    assert set(found["floors, bits per sample of the test split"]) == {"unigram", "bigram", "linear prediction"}
+        assert model["samples_per_second"] > 0
+    assert set(found["floors_test_bits_per_sample"]) == {"unigram", "bigram", "linear_prediction"}
     assert (home / "out" / "wavenet.wav").stat().st_size == 44 + 2 * 120
 
 

@@ -118,7 +118,7 @@ def test_the_commands_train_resume_evaluate_and_watch(tmp_path, capfd):
 
     code, shown, _ = say("rl", "evaluate", out, "--episodes", "8", "--envs", "4", "--json")
     figures = json.loads(shown)
-    assert (code, figures["episodes"], figures["player"]) == (0, 8, f"{out}, step 384")
+    assert (code, figures["episodes"], figures["policy"]) == (0, 8, f"{out}, step 384")
     code, shown, _ = say("rl", "evaluate", "oracle", "--episodes", "4", "--envs", "4")
     assert "return            67.000 ± 0.000   (published: human 65.9, random 0.312)" in shown
     assert "right choices     100.0% of 24" in shown

@@ -1,7 +1,7 @@
 """How fast our models train and generate on this machine, and which kernels they run.
 
 compressive bench
-compressive bench enwik8-base pg19 --batch 8 16 32 --precision bf16 --compile --json bench.json
+compressive bench enwik8-base pg19 --batch 8 16 32 --precision bf16 --compile --out bench.json
 compressive bench --explain enwik8-base
 
 How cost grows with memory and window is measured by benchmarks/growth.py, other people's models by benchmarks/peers.py.
@@ -13,7 +13,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from compressive.cli import run as run_command
-from compressive.config import Precision, RunConfig, load_preset
+from compressive.config import Precision, RunConfig, preset_names
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,10 @@ class Bench:
     """Keep only each layer's input for the backward pass and compute the rest again."""
     device: str = "auto"
     """Where to run: auto takes a GPU if there is one."""
-    json: Path | None = None
-    """File to write the figures to."""
+    json: bool = False
+    """Print the figures as JSON in place of the table."""
+    out: Path | None = None
+    """JSON file to write the figures to, with command, commit and hardware."""
     explain: str | None = None
     """Do not measure: say for this preset which operations run as kernels on a GPU in bf16, and why others do not.
     With --json, as JSON."""
@@ -55,8 +57,20 @@ def main(arguments: list[str], prog: str) -> int:
     """Parse the words and measure, or explain."""
     if any(word.split("=")[0] == "--explain" for word in arguments) and not {"-h", "--help"} & set(arguments):
         return run_command(explain, Explain, arguments, prog, "Say which operations of a preset run as kernels.")
+    words, arguments = arguments, with_out(arguments)
     about = "Measure training and generation on this machine: speed, memory, utilisation, and where the time goes."
-    return run_command(lambda options: bench(options, [prog, *arguments]), Bench, arguments, prog, about)
+    return run_command(lambda options: bench(options, [prog, *words]), Bench, arguments, prog, about)
+
+
+def with_out(arguments: list[str]) -> list[str]:
+    """Return the arguments with `--json FILE.json`, as version 0.1 had it, replaced by `--out FILE.json`."""
+    words = list(arguments)
+    for i, (word, value) in enumerate(zip(arguments, [*arguments[1:], ""], strict=True)):
+        if word == "--json" and value.endswith(".json") and not value.startswith("-"):
+            words[i] = "--out"
+        elif word.startswith("--json="):
+            words[i] = word.replace("--json", "--out", 1)
+    return words
 
 
 def explain(options: Explain) -> int:
@@ -66,7 +80,7 @@ def explain(options: Explain) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from compressive.config import AgentRun, preset_names
+    from compressive.config import AgentRun
     from compressive.kernels import dispatch
 
     if options.explain in preset_names("task"):
@@ -88,9 +102,10 @@ def explain(options: Explain) -> int:
 
 def bench(options: Bench, command: list[str]) -> int:
     """Print the table; exit code 1 where a row could not be measured."""
-    import sys
+    import json
 
     from compressive import bench
+    from compressive.console import note
     from compressive.runtime import pick_device
 
     pick_device(options.device)
@@ -98,11 +113,19 @@ def bench(options: Bench, command: list[str]) -> int:
         if value < 1:
             raise ValueError(f"{name}={value}: expected at least 1")
     for preset in options.presets:
-        load_preset(preset)
+        if preset in preset_names("task"):
+            raise ValueError(
+                f"preset={preset!r} is an agent's; measure it with: python benchmarks/rooms.py --preset {preset}"
+            )
+        RunConfig.from_preset(preset)
     shared = (options.steps, options.precision, options.compile, options.recompute, options.device)
     works = [bench.Work(preset, batch, *shared) for preset in options.presets for batch in options.batch or (None,)]
-    rows = bench.bench(works, lambda name: print(f"measuring {name}", file=sys.stderr))
-    bench.print_table(rows, "training, milliseconds of a step and its parts, and generation")
-    if options.json is not None:
-        bench.write_results(options.json, "our models in training and generation", " ".join(command), rows)
+    rows = bench.bench(works, lambda name: note(f"measuring {name}"))
+    what = "our models in training and generation"
+    if options.json:
+        print(json.dumps(bench.results(what, " ".join(command), rows), indent=1))
+    else:
+        bench.print_table(rows, "training, milliseconds of a step and its parts, and generation")
+    if options.out is not None:
+        bench.write_results(options.out, what, " ".join(command), rows)
     return int(any("error" in row for row in rows))

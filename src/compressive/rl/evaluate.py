@@ -61,7 +61,7 @@ class Evaluation:
         return {
             "episodes": len(self.returns),
             "return": self.mean,
-            "margin of 95 %": self.margin,
+            "return_margin_95": self.margin,
             "human_normalised": self.human_normalised,
             "choices": self.choices,
             "choice_accuracy": accuracy and accuracy[0],

@@ -57,7 +57,7 @@ def evaluate(options: Evaluate) -> int:
     )
     found = evaluate(loaded.task, loaded.policy, options.episodes, options.seed, loaded.comparable)
     if options.json:
-        print(json.dumps({"player": loaded.description} | found.as_dict(), indent=1))
+        print(json.dumps({"policy": loaded.description} | found.as_dict(), indent=1))
         return 0
     from compressive.rl.env.rooms import HUMAN, RANDOM
 
