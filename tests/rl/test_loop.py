@@ -135,10 +135,10 @@ def test_the_commands_train_resume_evaluate_and_watch(tmp_path, capfd):
     assert "train one: compressive rl train PRESET" in error
     code, _, error = say("train", "rooms")
     assert code == 2
-    assert "expected a preset as the first argument" in error
+    assert "preset='rooms' is an agent's: compressive rl train rooms" in error
     code, _, error = say("rl", "train", "enwik8")
     assert code == 2
-    assert "of rooms, rooms-fast, rooms-tiny, rooms-txl" in error
+    assert "preset='enwik8' is a model's: compressive train enwik8" in error
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """Evaluate a policy over whole episodes: returns and choice accuracy, with 95 % intervals."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from compressive.config.checks import require
 from compressive.rl.env.rooms import HUMAN, RANDOM, human_normalised
 from compressive.rl.env.task import Task
 from compressive.rl.policies import Policy
@@ -71,14 +73,20 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(task: Task, policy: Policy, episodes: int, seed: int = 0, comparable: bool = False) -> Evaluation:
+def evaluate(
+    task: Task,
+    policy: Policy,
+    episodes: int,
+    seed: int = 0,
+    comparable: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
     """Run a policy for at least `episodes` episodes.
 
-    Every environment runs the same number of episodes, so that short ones are not over-represented. Raises ValueError
-    for fewer than 2 episodes.
+    Every environment runs the same number of episodes, so that short ones are not over-represented. `progress` is
+    called with the number of episodes that have ended, and of all. Raises ValueError for fewer than 2 episodes.
     """
-    if episodes < 2:
-        raise ValueError(f"episodes={episodes}: expected at least 2, for an interval")
+    require(episodes >= 2, "episodes", episodes, "at least 2, for an interval")
     rounds = -(-episodes // task.n_envs)
     observation = task.reset(seed)
     device = observation.device
@@ -95,4 +103,6 @@ def evaluate(task: Task, policy: Policy, episodes: int, seed: int = 0, comparabl
         right, wrong = right + (transition.right & counting).sum(), wrong + (transition.wrong & counting).sum()
         ended += returns[start & counting].tolist()
         returns, finished = returns * ~start, finished + start
+        if progress is not None:
+            progress(len(ended), rounds * task.n_envs)
     return Evaluation(ended, int(right), int(wrong), comparable)

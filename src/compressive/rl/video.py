@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compressive.config.checks import require
 from compressive.rl.env import map as layout
 from compressive.rl.env.objects import images
 from compressive.rl.env.rooms import ACTIONS, CORRIDOR, FIRST, SECOND, Rooms
@@ -47,8 +48,23 @@ def watch(task: Task, policy: Policy, seed: int = 0) -> tuple[list[Frame], float
     return frames, total
 
 
+def check_out(out: Path) -> None:
+    """Raise ValueError unless `write` can write there without touching files of another kind."""
+    for parent in out.parents:
+        require(not parent.is_file(), "out", str(out), f"a path below folders; {parent} is a file")
+    if out.suffix.lower() == ".gif":
+        require(not out.is_dir(), "out", str(out), "a file; this is a folder")
+        if out.is_file():
+            with out.open("rb") as file:
+                require(file.read(4) == b"GIF8", "out", str(out), "a new file or a GIF; this file is no GIF")
+        return
+    require(not out.is_file(), "out", str(out), "a name that ends in .gif, or a folder for PNG files; this is a file")
+    empty = not out.exists() or not any(out.iterdir())
+    require(empty, "out", str(out), "a new or empty folder for PNG files, or a name that ends in .gif")
+
+
 def write(frames: list[Frame], out: Path) -> None:
-    """Write a GIF or, if the name does not end in .gif, a folder of PNG files."""
+    """Write a GIF or, if the name does not end in .gif, a folder of PNG files; folders are created."""
     images = [_pillow().fromarray(frame) for frame in frames]
     if out.suffix.lower() == ".gif":
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -61,9 +77,9 @@ def write(frames: list[Frame], out: Path) -> None:
 
 def _frame(task: Task, observation: Frame, caption: str) -> Frame:
     """Return the enlarged observation with the map beside it and a caption below."""
+    image = _pillow()
     from PIL import ImageDraw
 
-    image = _pillow()
     scale = max(1, _HEIGHT // observation.shape[0])
     view = np.repeat(np.repeat(observation, scale, axis=0), scale, axis=1)
     view = np.broadcast_to(view, (*view.shape[:2], 3))
@@ -77,9 +93,9 @@ def _frame(task: Task, observation: Frame, caption: str) -> Frame:
 
 def _chart(task: Rooms, height: int) -> Frame:
     """Render the map of the rooms with the current objects and the avatar's field of view."""
+    image, state = _pillow(), task.state
     from PIL import ImageDraw
 
-    image, state = _pillow(), task.state
     room = int(state.room)
     left, right = layout.FIRST_ROOM.left, layout.HALL.right
     bottom, top = layout.FIRST_ROOM.bottom, layout.FIRST_ROOM.top
@@ -127,5 +143,5 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ValueError(f"video needs Pillow: pip install 'compressive[rl]' ({error})") from None
+        raise ValueError(f"video needs Pillow: pip install -e '.[rl]' ({error})") from None
     return Image

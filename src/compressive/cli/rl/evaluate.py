@@ -12,6 +12,9 @@ from tyro.conf import Positional, arg
 
 from compressive.cli import run
 
+MOST_ENVS = 65_536
+"""Largest number of environments: their observations alone take 1.4 GB."""
+
 
 @dataclass(frozen=True)
 class Evaluate:
@@ -22,9 +25,9 @@ class Evaluate:
     of: Path | None = None
     """Folder of the run whose task random and oracle act in; the full rooms if not given."""
     episodes: int = 512
-    """Number of episodes, rounded up to a multiple of envs."""
+    """Number of episodes, at least 2, rounded up to a multiple of envs."""
     envs: int = 64
-    """Number of environments that are stepped in parallel."""
+    """Number of environments that are stepped in parallel; no more than there are episodes."""
     greedy: bool = False
     """Take the most likely action instead of sampling."""
     delays: tuple[int, ...] | None = None
@@ -47,15 +50,23 @@ def evaluate(options: Evaluate) -> int:
     """Evaluate and print."""
     import json
 
+    from compressive.config.checks import require
+    from compressive.console import progress_bar
     from compressive.rl.evaluate import evaluate
     from compressive.rl.policies import load_policy
     from compressive.runtime import pick_device
 
-    device = pick_device(options.device)
-    loaded = load_policy(
-        options.policy, options.envs, options.seed, device, options.greedy, options.delays, of=options.of
-    )
-    found = evaluate(loaded.task, loaded.policy, options.episodes, options.seed, loaded.comparable)
+    require(options.episodes >= 2, "episodes", options.episodes, "at least 2, for an interval")
+    require(1 <= options.envs <= MOST_ENVS, "envs", options.envs, f"1 to {MOST_ENVS}")
+    device, envs = pick_device(options.device), min(options.envs, options.episodes)
+    loaded = load_policy(options.policy, envs, options.seed, device, options.greedy, options.delays, of=options.of)
+    with progress_bar() as bar:
+        task = bar.add_task("episodes", total=None)
+
+        def progress(ended: int, total: int) -> None:
+            bar.update(task, completed=ended, total=total)
+
+        found = evaluate(loaded.task, loaded.policy, options.episodes, options.seed, loaded.comparable, progress)
     if options.json:
         print(json.dumps({"policy": loaded.description} | found.as_dict(), indent=1))
         return 0

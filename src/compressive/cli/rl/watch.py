@@ -22,7 +22,7 @@ class Watch:
     of: Path | None = None
     """Folder of the run whose task random and oracle act in; the full rooms if not given."""
     out: Path = Path("episode.gif")
-    """A GIF or, if the name does not end in .gif, a folder for PNG files."""
+    """A GIF, which is replaced, or, if the name does not end in .gif, a new or empty folder for PNG files."""
     greedy: bool = False
     """Take the most likely action instead of sampling."""
     delays: tuple[int, ...] | None = None
@@ -41,9 +41,10 @@ def main(arguments: list[str], prog: str) -> int:
 def watch(options: Watch) -> int:
     """Run the episode, write the video and print its path."""
     from compressive.rl.policies import load_policy
-    from compressive.rl.video import watch, write
+    from compressive.rl.video import check_out, watch, write
     from compressive.runtime import pick_device
 
+    check_out(options.out)
     device = pick_device(options.device)
     loaded = load_policy(
         options.policy, 1, options.seed, device, options.greedy, options.delays, full_size=True, of=options.of
