@@ -18,17 +18,18 @@ class Prepare:
     ]
     """A published corpus, or `text` or `speech` for your own files."""
     paths: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """For text: files (plain, .zip, .gz, .xz), folders with *.txt, or one folder with train/, valid/ and test/."""
+    """What to read. For text: files (plain, .zip, .gz, .xz), folders with *.txt, or one folder with train/, valid/ and
+    test/. For speech: a folder or an archive of wav and flac files. For pg19: the folder written by `compressive data
+    pg19 build`. For other published corpora: a file (plain, .zip, .gz, .xz) or folder, instead of a download."""
     source: Path | None = None
-    """For a published corpus: file (plain, .zip, .gz, .xz) or folder to read instead of downloading.
-    For pg19: folder written by `compressive data pg19 build`. For speech: folder or archive of wav and flac files."""
+    """The same for a single path, as a flag."""
     data_dir: Path = Path("data")
     """Folder of prepared corpora."""
     tokenizer: Literal["auto", "bytes", "words", "bpe", "mulaw", "pcm16"] = "auto"
     """Kind of tokens. auto: words for WikiText, bpe for pg19, mulaw for speech, bytes otherwise.
     For speech: mulaw (8 bits) or pcm16 (16 bits)."""
-    vocab_size: int = 32000
-    """Vocabulary size, for bpe."""
+    vocab_size: int | None = None
+    """Vocabulary size, for bpe; 32000 unless given."""
     vocabulary: Path | None = None
     """A tokenizer.json, or the folder of a corpus with one, to use instead of learning a vocabulary."""
     name: str | None = None
@@ -37,6 +38,8 @@ class Prepare:
     """Shares of train, valid and test, for your own text or speech without splits; speech is cut between clips."""
     workers: int = 0
     """Processes that tokenise; 0: one per core for large corpora, else one."""
+    force: bool = False
+    """Replace a corpus of the same name."""
 
 
 def main(arguments: list[str], prog: str) -> int:

@@ -4,13 +4,12 @@ import hashlib
 import http.client
 import os
 import re
-import sys
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-from compressive.console import bytes_read
+from compressive.console import bytes_read, note
 
 ATTEMPTS = 5
 PAUSE = 1.0  # seconds before the second attempt; doubles with each further one
@@ -33,7 +32,7 @@ def download(url: str, path: Path, sha256: str) -> Path:
     if path.exists():
         if (found := sha256_of(path)) == sha256:
             return path
-        print(f"{path} has SHA-256 {found}, expected {sha256}: downloading it again", file=sys.stderr)
+        note(f"{path} has SHA-256 {found}, expected {sha256}: downloading it again")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     _fetch(url, path, part)

@@ -1,23 +1,32 @@
 """Prepare a corpus: find or download its text, tokenise it, write it."""
 
 import re
-import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from compressive.console import bytes_read
-from compressive.data.corpus import SPLITS, Corpus, refuse_foreign, write_corpus
+from compressive.console import bytes_read, warn
+from compressive.data.corpus import MANIFEST, SPLITS, Corpus, refuse_foreign, write_corpus
 from compressive.data.download import download, sha256_of
-from compressive.data.sources import PUBLISHED, Text, read_enwik8, read_pg19, read_text, read_wikitext
+from compressive.data.sources import (
+    PUBLISHED,
+    Text,
+    check_shares,
+    read_enwik8,
+    read_pg19,
+    read_text,
+    read_wikitext,
+)
 from compressive.data.speech import prepare as speech
 from compressive.data.speech.codes import RATE
 from compressive.data.tokenizer import FILE, BPETokenizer, ByteTokenizer, Tokenizer, WordTokenizer, load_tokenizer
-from compressive.data.workers import cores
+from compressive.data.workers import check_workers, cores
 
 DOWNLOADS = "downloads"
 CORPORA = (*PUBLISHED, "pg19", "text", *speech.SPEECH)
 TOKENIZERS = ("auto", "bytes", "words", "bpe", *speech.TOKENIZERS)
+VOCAB_SIZE = 32_000
+"""Vocabulary size of BPE unless another is asked for, as in the paper."""
 LEARNT = 10**9  # bytes of text that a BPE vocabulary is learnt from; memory grows with it
 SHARED = 3 * 10**7  # bytes of text from which several processes pay off
 
@@ -28,83 +37,72 @@ def prepare(
     source: Path | None,
     data_dir: Path,
     tokenizer: str,
-    vocab_size: int,
+    vocab_size: int | None,
     name: str | None,
     split: tuple[float, float, float],
     vocabulary: Path | None = None,
     workers: int = 0,
+    force: bool = False,
 ) -> Corpus:
-    """Read a corpus, tokenise it, write it to `data_dir / name` and open it; an up-to-date one is left unchanged.
+    """Read a corpus, tokenise it, write it to `data_dir / name` and open it.
 
-    A published corpus is read from `source`, or downloaded; "text" is read from `paths`. The vocabulary is learnt from
-    the train split, unless `vocabulary` names a tokenizer.json or the folder of a corpus. Raises ValueError for
-    options that do not fit the corpus.
+    It is read from `paths` or, which is the same for a single path, from `source`; a published corpus is downloaded
+    without either. The vocabulary is learnt from the train split, unless `vocabulary` names a tokenizer.json or the
+    folder of a corpus. A corpus in `data_dir / name` that has the same settings and sources is left unchanged; another
+    or a damaged one is replaced only with `force`. Raises ValueError for options that do not fit the corpus, and for
+    a corpus that would be replaced, before any long work where that can be known.
     """
     if corpus not in CORPORA:
         raise ValueError(f"corpus={corpus!r}: expected one of {', '.join(CORPORA)}")
     if tokenizer not in TOKENIZERS:
         raise ValueError(f"tokenizer={tokenizer!r}: expected one of {', '.join(TOKENIZERS)}")
-    if corpus == "text" and source is not None:
-        raise ValueError(f"source={source}: text takes its files as positional arguments; leave out --source")
-    if corpus != "text" and paths:
-        raise ValueError(f"PATH {paths[0]}: {corpus} takes one file or folder; give it as --source {paths[0]}")
-    if workers < 0:
-        raise ValueError(f"workers={workers}: expected at least 1, or 0 for one per core")
+    check_shares(split)
+    check_workers(workers)
+    if paths and source is not None:
+        raise ValueError(f"{paths[0]} and --source {source}: expected one of the two")
+    inputs = tuple(paths) if source is None else (source,)
+    if corpus != "text" and len(inputs) > 1:
+        raise ValueError(f"{len(inputs)} paths: {corpus} is read from one file or folder")
     given = None if vocabulary is None else load_tokenizer(vocabulary)
     kind = _kind(corpus, tokenizer, given)
-    name = _name(corpus, paths) if name is None else name
+    vocab_size = _vocab_size(kind, vocab_size, vocabulary)
+    name = _name(corpus, inputs) if name is None else name
     if not re.fullmatch(r"\w[\w.-]*", name) or name == DOWNLOADS:
-        raise ValueError(f"name={name!r}: expected letters, digits, -, _ and ., and not {DOWNLOADS!r}")
+        raise ValueError(f"name={name!r}: expected letters, digits, -, _ and ., and not {DOWNLOADS!r}; give a --name")
+    if data_dir.exists() and not data_dir.is_dir():
+        raise ValueError(f"data_dir={data_dir}: is a file, expected a folder for corpora")
     folder = data_dir / name
     refuse_foreign(folder)
 
     settings = {"corpus": corpus, "tokenizer": kind}
-    if corpus in speech.SPEECH:
-        return _prepare_speech(folder, name, source, split, settings)
-    if vocabulary is not None:
+    if vocabulary is not None and corpus not in speech.SPEECH:
         settings["vocabulary"] = sha256_of(vocabulary / FILE if vocabulary.is_dir() else vocabulary)
     elif kind == "bpe":
         settings["vocab_size"] = str(vocab_size)
-    if corpus == "text":
+    if corpus in ("text", "speech"):
         settings["split"] = " ".join(map(str, split))
-    elif source is None:
-        if (existing := _same(folder, settings, None)) is not None:
-            return existing
-        if corpus == "pg19":
-            raise ValueError(
-                "no --source: PG-19 is not downloaded but built from Project Gutenberg's texts; run: compressive data "
-                "pg19 build --source TEXTS --out BUILT --metadata official, and then this with --source BUILT"
-            )
-        published = PUBLISHED[corpus]
-        archive = data_dir / DOWNLOADS / published.url.rsplit("/", 1)[-1]
-        source = download(published.url, archive, published.sha256)
+    existing = None if force else _existing(folder, settings)
+    if existing is not None and not inputs and corpus != "text":
+        return _kept(existing)
 
-    text = _read(corpus, paths, source, split)
-    if (existing := _same(folder, settings, text.sources)) is not None:
-        return existing
+    if corpus in speech.SPEECH:
+        clips = speech.find(corpus, inputs[0] if inputs else None, data_dir / DOWNLOADS, split)
+        if existing is not None:
+            return _kept(existing, clips.sums)
+        made = speech.write(folder, name, clips, speech.TOKENIZERS[kind](), settings)
+        print(f"{folder}: prepared, {_summary(made)}")
+        return made
+
+    text = _read(corpus, inputs, data_dir / DOWNLOADS, kind, split)
+    if existing is not None:
+        return _kept(existing, text.sources)
     made_by = given or _tokenizer(kind, text, vocab_size)
     workers = workers or (1 if kind == "bytes" or sum(text.sizes.values()) < SHARED else cores())
     with _watched(text, "writing") as splits:
         made = write_corpus(folder, name, made_by, splits, text.sources, text.note, settings, workers)
     print(f"{folder}: prepared, {_summary(made)}")
     if (warning := _difference(corpus, made.words("train"))) is not None:
-        print(f"warning: {warning}", file=sys.stderr)
-    return made
-
-
-def _prepare_speech(
-    folder: Path, name: str, source: Path | None, split: tuple[float, float, float], settings: dict[str, str]
-) -> Corpus:
-    """Prepare a corpus of audio clips."""
-    if settings["corpus"] == "speech":
-        settings |= {"split": " ".join(map(str, split))}
-    if source is None and (existing := _same(folder, settings, None)) is not None:
-        return existing
-    found = speech.find(settings["corpus"], source, folder.parent / DOWNLOADS, split)
-    if (existing := _same(folder, settings, found.sums)) is not None:
-        return existing
-    made = speech.write(folder, name, found, speech.TOKENIZERS[settings["tokenizer"]](), settings)
-    print(f"{folder}: prepared, {_summary(made)}")
+        warn(warning)
     return made
 
 
@@ -125,6 +123,20 @@ def _kind(corpus: str, tokenizer: str, given: Tokenizer | None) -> str:
     return kind
 
 
+def _vocab_size(kind: str, asked: int | None, vocabulary: Path | None) -> int:
+    """Return the size of the vocabulary to learn; raise ValueError if one is asked for that is not learnt."""
+    if vocabulary is not None and asked is not None:
+        raise ValueError(f"vocab_size={asked}: --vocabulary has its own size; leave out one of the two")
+    if kind != "bpe" and asked is not None:
+        raise ValueError(
+            f"vocab_size={asked}: only bpe learns a vocabulary of a given size, and the tokenizer is {kind}; leave out "
+            "--vocab-size, or choose --tokenizer bpe"
+        )
+    size = VOCAB_SIZE if asked is None else asked
+    BPETokenizer.check_size(size)
+    return size
+
+
 def _name(corpus: str, paths: Sequence[Path]) -> str:
     if corpus != "text":
         return corpus
@@ -133,26 +145,58 @@ def _name(corpus: str, paths: Sequence[Path]) -> str:
     return paths[0].resolve().name.split(".")[0] if paths else "text"
 
 
-def _read(corpus: str, paths: Sequence[Path], source: Path | None, split: tuple[float, float, float]) -> Text:
-    if source is None:
-        return read_text(paths, split)
+def _read(corpus: str, inputs: Sequence[Path], downloads: Path, kind: str, split: tuple[float, float, float]) -> Text:
+    """Return the text of a corpus, downloaded if it is published and there is nothing to read it from."""
+    if corpus == "text":
+        return read_text(inputs, split, kind)
     if corpus == "pg19":
-        return read_pg19(source)
+        if not inputs:
+            raise ValueError(
+                "no --source: PG-19 is not downloaded but built from Project Gutenberg's texts; run: compressive data "
+                "pg19 build --source TEXTS --out BUILT --metadata official, and then this with --source BUILT"
+            )
+        return read_pg19(inputs[0])
+    url, sha256 = PUBLISHED[corpus].url, PUBLISHED[corpus].sha256
+    source = inputs[0] if inputs else download(url, downloads / url.rsplit("/", 1)[-1], sha256)
     return read_enwik8(source) if corpus == "enwik8" else read_wikitext(corpus, source)
 
 
-def _same(folder: Path, settings: Mapping[str, str], sources: Mapping[str, str] | None) -> Corpus | None:
-    """Return the corpus in the folder if it has these settings and, unless None, these sources; else None."""
-    try:
-        existing = Corpus.open(folder)
-    except (FileNotFoundError, ValueError):  # missing or damaged: prepare it again
+def _existing(folder: Path, settings: Mapping[str, str]) -> Corpus | None:
+    """Return the corpus in the folder, None without one; raise ValueError if it is damaged or has other settings."""
+    if not (folder / MANIFEST).is_file():
         return None
-    if existing.manifest.settings != settings:
-        return None
-    if sources is not None and list(existing.manifest.sources.items()) != list(sources.items()):
-        return None
-    print(f"{folder}: already prepared, {_summary(existing)}")
+    existing = Corpus.open(folder)
+    _ = existing.tokenizer  # raises if it is missing or damaged
+    has = existing.manifest.settings
+    if has != settings:
+        old = ", ".join(f"{key} {value}" for key, value in has.items() if settings.get(key) != value)
+        new = ", ".join(f"{key} {value}" for key, value in settings.items() if has.get(key) != value)
+        raise _would_replace(existing, f"prepared with {old or 'no settings'}, not {new or 'these'}")
     return existing
+
+
+def _kept(existing: Corpus, sources: Mapping[str, str] | None = None) -> Corpus:
+    """Return an existing corpus; raise ValueError if it was made from other sources than these, unless None."""
+    before = existing.manifest.sources
+    if sources is not None and list(before.items()) != list(sources.items()):
+        names = [name for name in {**before, **sources} if before.get(name) != sources.get(name)]
+        changed = f"{names[0]} is not the same" if names else "in another order"
+        raise _would_replace(existing, f"prepared from other files, {changed}")
+    print(f"{existing.folder}: already prepared, {_summary(existing)}")
+    return existing
+
+
+def _would_replace(existing: Corpus, difference: str) -> ValueError:
+    """Return the error for a corpus that would be replaced: what it holds, how it differs, and what to do."""
+    manifest = existing.manifest
+    tokens = sum(split.tokens for split in manifest.splits.values())
+    first, *others = manifest.sources or ["an unknown source"]
+    source = f"{first} and {len(others):,} more" if others else first
+    held = f"{manifest.tokenizer}, vocabulary {manifest.vocab_size:,}, {tokens:,} tokens of {source}"
+    return ValueError(
+        f"{existing.folder} holds another corpus ({held}), {difference}: choose another --name, or replace it with "
+        "--force"
+    )
 
 
 def _difference(corpus: str, words: int) -> str | None:
@@ -168,10 +212,15 @@ def _tokenizer(kind: str, text: Text, vocab_size: int) -> Tokenizer:
     if kind == "bytes":
         return ByteTokenizer()
     with _watched(text, "learning the vocabulary of") as splits:
-        train = splits["train"]
         if kind == "words":
-            return WordTokenizer.train(train)
-        return BPETokenizer.train(train, vocab_size, every=1 + text.sizes.get("train", 0) // LEARNT)
+            return WordTokenizer.train(splits["train"])
+        learnt = BPETokenizer.train(splits["train"], vocab_size, every=1 + text.sizes.get("train", 0) // LEARNT)
+    if learnt.vocab_size < vocab_size:  # pairs are merged even if they occur once, so this is the only reason
+        warn(
+            f"vocabulary of {learnt.vocab_size:,}, {vocab_size:,} asked for: no pairs are left to merge, every word of "
+            "the train split is one token"
+        )
+    return learnt
 
 
 @contextmanager

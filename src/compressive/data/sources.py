@@ -3,6 +3,7 @@
 Archives are read as streams and never extracted to disk, so no member can be written outside its folder.
 """
 
+import codecs
 import gzip
 import hashlib
 import lzma
@@ -190,27 +191,33 @@ def read_pg19(folder: Path) -> Text:
     return Text(sums, lambda: {split: _lines(books[split]) for split in SPLITS}, sizes, "; ".join(notes))
 
 
-def read_text(paths: Sequence[Path], split: tuple[float, float, float]) -> Text:
+def check_shares(split: Sequence[float]) -> None:
+    """Raise ValueError unless these are shares of train, valid and test."""
+    if len(split) != 3 or not all(share > 0 for share in split) or abs(sum(split) - 1) > 1e-6:
+        raise ValueError(f"split={tuple(split)}: expected three shares above 0 that sum to 1, as 0.9 0.05 0.05")
+
+
+def read_text(paths: Sequence[Path], split: tuple[float, float, float], tokenizer: str = "bytes") -> Text:
     """Return the user's files, and all *.txt in folders, concatenated and split at line ends by shares of bytes.
 
-    A single folder with subfolders train, valid and test keeps these splits. Raises ValueError for invalid shares or
-    missing subfolders, FileNotFoundError for missing files.
+    A single folder with subfolders train, valid and test keeps these splits. Raises ValueError for invalid shares,
+    missing subfolders, and files that are not text where `tokenizer` is words or bpe, FileNotFoundError for missing
+    files.
     """
     if not paths:
         raise ValueError("no PATH: expected text files, or folders with *.txt files, or one with train/, valid/, test/")
-    if len(split) != 3 or not all(share > 0 for share in split) or abs(sum(split) - 1) > 1e-6:
-        raise ValueError(f"split={tuple(split)}: expected three shares above 0 that sum to 1, as 0.9 0.05 0.05")
+    check_shares(split)
     folders = [name for name in SPLITS if (paths[0] / name).is_dir()] if len(paths) == 1 else []
     if folders and len(folders) < len(SPLITS):
         missing = ", ".join(name for name in SPLITS if name not in folders)
         raise ValueError(f"{paths[0]} has {', '.join(folders)} but no {missing}: expected all three; or give files")
     if folders:
         files = {name: _text_files([paths[0] / name]) for name in SPLITS}
-        sizes = {name: sum(map(len, _lines(files[name]))) for name in SPLITS}
+        sizes = {name: _size(files[name], tokenizer) for name in SPLITS}
         return Text(_sums(chain(*files.values())), lambda: {name: _lines(files[name]) for name in SPLITS}, sizes)
 
     every = _text_files(paths)
-    total = sum(map(len, _lines(every)))
+    total = _size(every, tokenizer)
     valid, test = round(total * split[0]), round(total * (split[0] + split[1]))
 
     def splits() -> Mapping[str, Iterator[bytes]]:
@@ -344,6 +351,36 @@ def _lines(files: Iterable[_TextFile]) -> Iterator[bytes]:
             yield b"\n"
 
 
+def _size(files: Iterable[_TextFile], tokenizer: str) -> int:
+    """Return the bytes that `_lines` yields; raise ValueError for a file that is not text if the tokenizer needs text.
+
+    Both words and bpe need UTF-8. Words need text without NUL bytes too, as a closed vocabulary of binary data is
+    useless. Lines may be of any length, so a file is decoded block by block.
+    """
+    size = 0
+    for file in files:
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        begin = size
+        for block in _lines([file]):
+            if tokenizer != "bytes":
+                at = size - begin - len(decoder.getstate()[0])  # a character that the block before has cut comes first
+                try:
+                    text = decoder.decode(block)
+                except UnicodeDecodeError as error:
+                    wrong = f"byte 0x{error.object[error.start]:02x} at offset {at + error.start:,} is not UTF-8"
+                    raise _not_text(file, wrong, tokenizer, "re-encode the file, or use --tokenizer bytes") from None
+                if tokenizer == "words" and "\0" in text:
+                    wrong = f"NUL byte at offset {size - begin + block.index(0):,}, so it is no text"
+                    raise _not_text(file, wrong, tokenizer, "use --tokenizer bytes or bpe")
+            size += len(block)
+    return size
+
+
+def _not_text(file: _TextFile, wrong: str, tokenizer: str, remedy: str) -> ValueError:
+    path = file.path if file.member is None else file.path / file.member
+    return ValueError(f"{path}: {wrong}, which --tokenizer {tokenizer} needs: {remedy}")
+
+
 def _sums(files: Iterable[_TextFile]) -> dict[str, str]:
     """Return the SHA-256 of each file by name, or by full path if two files share a name."""
     homes: dict[str, Path] = {}
@@ -355,4 +392,5 @@ def _sums(files: Iterable[_TextFile]) -> dict[str, str]:
 
 def _require_file(path: Path, expected: str) -> None:
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: expected {expected}")
+        found = "is not a file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"{path} {found}: expected {expected}")

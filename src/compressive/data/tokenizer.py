@@ -29,6 +29,7 @@ Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 FILE = "tokenizer.json"
 CHUNK = 1 << 20  # bytes tokenised at a time, to bound memory
+LARGEST = 10**7  # tokens of a BPE vocabulary; its trainer allocates memory for all of them
 CACHED = 1 << 19  # pieces of text, about a word each, whose tokens BPE caches
 
 
@@ -224,12 +225,11 @@ class BPETokenizer(Tokenizer):
     def train(cls, chunks: Iterable[bytes], vocab_size: int, every: int = 1) -> Self:
         """Learn merges from a text, up to `vocab_size` tokens, from one megabyte in `every`.
 
-        Raises ValueError if vocab_size is below 256.
+        Raises ValueError for a vocab_size that `check_size` refuses.
         """
         from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-        if vocab_size < 256:
-            raise ValueError(f"vocab_size={vocab_size}: expected at least 256, one token for each byte")
+        cls.check_size(vocab_size)
         engine = Tokenizer(models.BPE())
         engine.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -247,6 +247,14 @@ class BPETokenizer(Tokenizer):
         texts = (_utf8(text, offset) for offset, text in parts if offset // CHUNK % every == 0)
         engine.train_from_iterator(texts, trainer)
         return cls(engine)
+
+    @staticmethod
+    def check_size(vocab_size: int) -> None:
+        """Raise ValueError unless a vocabulary of this size can be learnt."""
+        if not 256 <= vocab_size <= LARGEST:
+            raise ValueError(
+                f"vocab_size={vocab_size}: expected at least 256, one token for each byte, and at most {LARGEST:,}"
+            )
 
     @property
     def vocab_size(self) -> int:
@@ -301,19 +309,24 @@ def _work(part: tuple[int, bytes]) -> Tokens:
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read a tokeniser from a folder or from its tokenizer.json.
 
-    Raises FileNotFoundError if there is none, ValueError if its kind is unknown.
+    Raises FileNotFoundError if there is none, ValueError if it is damaged or its kind is unknown.
     """
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: expected the tokeniser of a prepared corpus; prepare it again")
-    state = json.loads(path.read_text("utf-8"))
+        raise FileNotFoundError(
+            f"{path} does not exist: expected the tokeniser of a prepared corpus; prepare it again with --force"
+        )
     from compressive.data.speech.codes import MuLawTokenizer, PCMTokenizer  # circular: it imports this module
 
     every = (ByteTokenizer, WordTokenizer, BPETokenizer, MuLawTokenizer, PCMTokenizer)
     kinds: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in every}
-    if not isinstance(state, dict) or state.get("kind") not in kinds:
-        raise ValueError(f"{path} holds no known tokeniser: expected one of {', '.join(kinds)}")
-    return kinds[state["kind"]]._restore(state)
+    try:
+        state = json.loads(path.read_bytes())
+        if not isinstance(state, dict) or state.get("kind") not in kinds:
+            raise ValueError(f"expected a tokeniser, one of {', '.join(kinds)}")
+        return kinds[state["kind"]]._restore(state)
+    except Exception as error:  # the tokenizers library raises Exception itself
+        raise ValueError(f"{path} cannot be used ({error}): prepare its corpus again with --force") from error
 
 
 def uncut(chunks: Iterable[bytes], last_cut: Callable[[bytes], int]) -> Iterator[tuple[int, bytes]]:

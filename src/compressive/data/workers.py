@@ -17,11 +17,20 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 AHEAD = 4  # jobs in flight per process, so that a slow job does not idle the others
+PER_CORE = 16
+"""Most processes per core: more would only take memory."""
 
 
 def cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_workers(workers: int) -> None:
+    """Raise ValueError unless this many processes can work; 0 stands for one per core."""
+    most = PER_CORE * cores()
+    if not 0 <= workers <= most:
+        raise ValueError(f"workers={workers}: expected at least 1, at most {most} here, or 0 for one per core")
 
 
 def in_order(

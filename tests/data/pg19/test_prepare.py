@@ -43,7 +43,9 @@ def built(tmp_path):
 
 
 def run(built, data_dir, **values):
-    defaults = {"source": built, "tokenizer": "auto", "vocab_size": 320, "name": None, "split": (0.9, 0.05, 0.05)}
+    defaults = {"source": built, "tokenizer": "auto", "vocab_size": None, "name": None, "split": (0.9, 0.05, 0.05)}
+    if values.get("tokenizer") != "bytes" and "vocabulary" not in values:
+        defaults["vocab_size"] = 320
     return prepare(corpus="pg19", paths=(), data_dir=data_dir, **(defaults | values))
 
 
@@ -100,7 +102,11 @@ def test_a_second_preparation_does_nothing_unless_a_book_has_changed(built, tmp_
     run(None, tmp_path / "data")
     assert capsys.readouterr().out.count("already prepared") == 1
     (built / "test" / "860.txt").write_bytes(book(861))
-    assert book(861) in text_of(run(built, tmp_path / "data"))["test"]
+    with pytest.raises(
+        ValueError, match=r"of train/9\.txt and 7 more\), prepared from other files, test/860\.txt is not"
+    ):
+        run(built, tmp_path / "data")
+    assert book(861) in text_of(run(built, tmp_path / "data", force=True))["test"]
 
 
 def test_without_books_it_says_how_to_build_them(built, tmp_path, capsys):
@@ -127,7 +133,7 @@ def test_a_vocabulary_is_used_again(built, tmp_path, given, capsys):
     first = run(built, tmp_path / "data")
     vocabulary = first.folder if given == "folder" else first.folder / "tokenizer.json"
     (built / "train" / "9.txt").write_bytes(b"quite other words, from which other subwords would be learnt\r\n" * 50)
-    second = run(built, tmp_path / "data", vocabulary=vocabulary, name="again", vocab_size=300)
+    second = run(built, tmp_path / "data", vocabulary=vocabulary, name="again")
     assert second.manifest.tokenizer_sha256 == first.manifest.tokenizer_sha256
     assert second.vocab_size == 320
     assert second.split("test").tolist() == first.split("test").tolist()
@@ -140,6 +146,8 @@ def test_a_vocabulary_is_used_again(built, tmp_path, given, capsys):
         run(built, tmp_path / "data", vocabulary=vocabulary, tokenizer="bytes")
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         run(built, tmp_path / "data", vocabulary=tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="vocab_size=300: --vocabulary has its own size"):
+        run(built, tmp_path / "data", vocabulary=vocabulary, vocab_size=300)
 
 
 def test_a_long_text_is_learnt_from_in_part(built, tmp_path, monkeypatch):
