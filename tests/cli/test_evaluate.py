@@ -4,13 +4,14 @@ import hashlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
 from helpers import build
-from training_helpers import text, tiny_corpus, tiny_run_config
+from training_helpers import command, text, tiny_corpus, tiny_run_config
 
 from compressive import cli
 from compressive.data.corpus import write_corpus
@@ -58,7 +59,7 @@ def test_one_evaluation_as_json(run, capsys):
     assert evaluate(run, "--split", "valid", "--json") == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
-    assert captured.err == ""
+    assert captured.err == f"written to {run.folder / 'evaluation' / 'valid.json'}\n"
     corpus = run.corpus()
     nll = score(model_of(run), corpus.split("valid"))
     expected = {
@@ -102,10 +103,10 @@ def test_a_sweep(run, capsys):
 
     elsewhere = run.folder.parent / "figures" / "sizes.png"
     assert evaluate(run, *words, "--plot", str(elsewhere)) == 0
-    shown = capsys.readouterr().out
+    captured = capsys.readouterr()
     assert elsewhere.exists()
-    assert f"{min(figures):.4f}" in shown
-    assert "choose them with --split valid" in shown
+    assert f"{min(figures):.4f}" in captured.out
+    assert "choose them with --split valid" in captured.err
 
 
 def test_a_sweep_without_matplotlib_finishes_and_names_the_extra(run, capsys, monkeypatch):
@@ -113,7 +114,7 @@ def test_a_sweep_without_matplotlib_finishes_and_names_the_extra(run, capsys, mo
     assert evaluate(run, "--memory-size", "4,8", "--limit", "50", "--json") == 0
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)["results"]) == 2
-    assert "no plot: a plot needs matplotlib: pip install 'compressive[plots]'" in captured.err
+    assert "warning: no plot: a plot needs matplotlib: pip install -e '.[plots]'" in captured.err
     assert evaluate(run, "--memory-size", "4,8", "--limit", "50", "--plot", "x.png") == 2  # refused at once
 
 
@@ -182,12 +183,23 @@ def test_nan_is_null_in_json(run, capsys):
         (["--memory-size", "abc"], "memory_size='abc': expected whole numbers of at least 0, such as 512"),
         (["--compressed-size=-4"], "compressed_size='-4': expected whole numbers"),
         (["--memory-size", "0"], "memory_size=0: expected at least 1 in layer 0"),
-        (["--limit", "0"], "limit=0: expected at least 1"),
+        (["--limit", "0"], "limit=0: expected at least 2"),
+        (["--limit", "1"], "limit=1: expected at least 2"),
+        (["--limit=-5"], "limit=-5: expected at least 2"),
         (["--streams", "-2"], "streams=-2: expected at least 1"),
         (["--lanes=-2"], "streams=-2: expected at least 1"),  # its name in version 0.1
+        (["--streams", "1000000"], "streams=1000000: expected at most 69, as 1,104 tokens have no more windows of 16"),
+        (["--streams", "4", "--limit", "50"], "streams=4: expected at most 3, as 50 tokens"),
+        (
+            ["--memory-size", str(10**12)],
+            "memory_size=1000000000000, compressed_size=8, streams=1: memories of 476,838 GiB or more, and this machine",
+        ),
+        (["--compressed-size", f"8,{10**30}"], f"compressed_size={10**30}, streams=1: memories of"),
         (["--device", "abacus"], "device='abacus': expected auto, cpu"),
-        (["--data-dir", "nowhere"], "compressive data prepare tiny"),
+        (["--data-dir", "nowhere"], "nowhere"),
         (["--dynamic", "--dynamic-learning-rate", "0"], "learning_rate=0.0: expected a number above 0"),
+        (["--dynamic", "--dynamic-learning-rate", "nan"], "learning_rate=nan: expected a number above 0"),
+        (["--out", "."], "out=. is a folder: expected a file, such as results.json"),
     ],
 )
 def test_mistakes_are_one_line(words, message, run, capsys):
@@ -197,13 +209,68 @@ def test_mistakes_are_one_line(words, message, run, capsys):
     assert message in captured.err
     assert captured.err.startswith("compressive evaluate: ")
     assert captured.err.count("\n") == 1
+    assert not (run.folder / "evaluation").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_one_line(run):
+    done = command("evaluate", run.folder, "--device", "cuda")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("compressive evaluate: device='cuda': expected auto, cpu or a device that is there")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [["--split", "dev"], ["--streams", "two"], []])
-def test_invalid_arguments_are_refused(words):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["evaluate", *(["run", *words] if words else [])])
-    assert stop.value.code == 2
+def test_invalid_arguments_are_refused(words, capsys):
+    assert cli.main(["evaluate", *(["run", *words] if words else [])]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("compressive evaluate: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_out_names_the_file_and_creates_its_folder(run, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "new" / "results.json"
+    assert evaluate(run, "--limit", "50", "--memory-size", "4,8", "--json", "--out", str(out)) == 0
+    captured = capsys.readouterr()
+    assert json.loads(out.read_text("utf-8")) == json.loads(captured.out)
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert f"written to {out}\nwritten to {out.with_suffix('.png')}\n" in captured.err
+    assert not (run.folder / "evaluation").exists()
+
+
+def test_a_file_in_place_of_the_results_folder_costs_a_warning_not_the_score(run):
+    (run.folder / "evaluation").write_text("in the way", "utf-8")
+    done = command("evaluate", run.folder, "--limit", "50", "--device", "cpu")
+    assert done.returncode == 0
+    assert "bits per character" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"warning: {run.folder / 'evaluation' / 'test-first50.json'} cannot be written (")
+    assert line.endswith("keep the results elsewhere with --out FILE")
+
+
+def test_a_folder_that_cannot_be_made_fails_after_the_score_if_it_was_asked_for(run):
+    words = ("--limit", "50", "--memory-size", "4,8", "--device", "cpu", "--json", "--out", "/proc/nowhere/a.json")
+    done = command("evaluate", run.folder, *words)
+    assert done.returncode == 2
+    assert len(json.loads(done.stdout)["results"]) == 2
+    assert "warning: /proc/nowhere/a.json cannot be written (No such file or directory)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_quiet_leaves_the_results(run, capsys):
+    assert evaluate(run, "--limit", "50", "--quiet") == 0
+    captured = capsys.readouterr()
+    assert "bits per character" in captured.out
+    assert captured.err == ""
+
+
+def test_keys_have_no_spaces(run, capsys):
+    assert evaluate(run, "--limit", "50", "--memory-size", "4,8", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [key for key in (*found, *found["results"][0]) if not re.fullmatch(r"[a-z0-9_]+", key)] == []
 
 
 def test_a_folder_without_run_or_checkpoint_is_refused(run, capsys):

@@ -8,9 +8,20 @@ import torch
 from helpers import build, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from speech_helpers import tiny_wavenet
 
+from compressive import runtime
+from compressive.architectures import build_model
 from compressive.evaluation import score as module
-from compressive.evaluation.score import LONG, STREAMS, EvalStreams, score, streams_for
+from compressive.evaluation.score import (
+    LONG,
+    STREAMS,
+    EvalStreams,
+    memory_bytes,
+    require_memory,
+    score,
+    streams_for,
+)
 
 
 def text_of(n: int, vocab_size: int = 11, seed: int = 0) -> np.ndarray:
@@ -161,3 +172,42 @@ def test_a_gpu_gives_the_same():
     model, tokens = build(tiny_config()), text_of(3000)
     expected = score(model, tokens, streams=3)
     np.testing.assert_allclose(score(model.cuda(), tokens, streams=3), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("decoding", [False, True])
+@pytest.mark.parametrize("config", [tiny_config(memory_size=(6, 9), compressed_size=(0, 3)), tiny_wavenet()])
+def test_estimated_memory_is_what_a_model_holds_twice(config, decoding):
+    model = build_model(config)
+    memory = model.initial_memory(5)
+    held = (model.decoding_state(memory) if decoding else memory).state_dict()
+    slots = [x for name, x in held.items() if x.is_floating_point() and not name.endswith((".near", ".far"))]
+    assert memory_bytes(config, 5, decoding) == 2 * sum(x.numel() * x.element_size() for x in slots)
+
+
+def test_memories_larger_than_the_machine_are_refused(monkeypatch):
+    config, cpu = tiny_config(memory_size=2**20, compressed_size=0), torch.device("cpu")
+    monkeypatch.setattr(module, "memory_gib", lambda device: 1.0)
+    require_memory(config, 8, cpu)  # 8 rows of 2 layers of 2**20 slots of 8 values of 4 bytes, twice: 1 GiB
+    message = (
+        "memory_size=1048576, compressed_size=0, streams=9: memories of 2 GiB or more, and this machine has 1.0 GiB"
+    )
+    with pytest.raises(ValueError, match=message):
+        require_memory(config, 9, cpu)
+    with pytest.raises(ValueError, match="samples=8: memories of 4 GiB or more"):
+        require_memory(config, 8, cpu, decoding=True)
+    with pytest.raises(ValueError, match=r"^streams=1000000000: memories of .* and cuda:1 has 1.0 GiB"):
+        require_memory(tiny_wavenet(), 10**9, torch.device("cuda:1"))
+    monkeypatch.setattr(module, "memory_gib", lambda device: None)
+    require_memory(config, 10**30, cpu)  # nothing is known about the machine
+
+
+def test_the_memory_of_a_machine_is_that_of_its_container(monkeypatch, tmp_path):
+    limit, cpu = tmp_path / "memory.max", torch.device("cpu")
+    monkeypatch.setattr(runtime, "CGROUP_LIMITS", (limit,))
+    whole = runtime.memory_gib(cpu)
+    assert whole is not None
+    limit.write_text("max\n")
+    assert runtime.memory_gib(cpu) == whole > 0.5
+    limit.write_text(f"{2**28}\n")
+    assert runtime.memory_gib(cpu) == 0.25
+    assert runtime.memory_gib(torch.device("meta")) is None

@@ -162,6 +162,15 @@ def test_streams_are_chosen_by_length(tmp_path, data_dir):
     assert run.corpus().bytes("test") < LONG
 
 
+def test_each_stream_has_a_window_to_read(tmp_path, data_dir):
+    run = a_run(tmp_path, data_dir)
+    trained = Trained.load(run)
+    for streams, limit in ((6, 100), (1, 10)):
+        sweep(trained, run.corpus(), [trained.eval_config()], Reading(streams=streams, limit=limit))
+    with pytest.raises(ValueError, match="streams=7: expected at most 6, as 100 tokens have no more windows of 16"):
+        sweep(trained, run.corpus(), [trained.eval_config()], Reading(streams=7, limit=100))
+
+
 def test_a_corpus_that_has_changed_is_refused(tmp_path, data_dir):
     run = a_run(tmp_path, data_dir, vocab_size=200)
     trained = Trained.load(run)
@@ -174,7 +183,8 @@ def test_a_corpus_that_has_changed_is_refused(tmp_path, data_dir):
     ("values", "message"),
     [
         ({"split": "dev"}, "split='dev': expected one of train, valid, test"),
-        ({"limit": 0}, "limit=0: expected at least 1"),
+        ({"limit": 0}, "limit=0: expected at least 2"),
+        ({"limit": 1}, "limit=1: expected at least 2"),
         ({"streams": -1}, "streams=-1: expected at least 1, or 0"),
     ],
 )
@@ -209,5 +219,5 @@ def test_plot(memory, compressed, labels, across, tmp_path, data_dir, monkeypatc
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PlotError, match=r"pip install 'compressive\[plots\]'"):
+    with pytest.raises(PlotError, match=r"pip install -e '\.\[plots\]'"):
         plot([], tmp_path / "plot.png")

@@ -74,7 +74,7 @@ def test_sixteen_bits_have_a_unigram_only(tmp_path):
 def test_a_limit_gives_the_floors_of_the_first_samples(tmp_path):
     corpus = tiny_speech(tmp_path)
     found = floors.floors(corpus, "test", 300)
-    assert set(found) == {"unigram", "bigram", "linear prediction"}
+    assert set(found) == {"unigram", "bigram", "linear_prediction"}
     assert found["unigram"] == floors.unigram(corpus.split("train"), corpus.split("test")[:300], 256)
 
 
@@ -85,4 +85,4 @@ def test_the_floors_of_real_speech(tmp_path):
     found = floors.floors(Corpus.open(tmp_path / "speech"), "test")
     assert found["unigram"] == pytest.approx(7.743, abs=5e-4)
     assert found["bigram"] == pytest.approx(5.369, abs=5e-4)
-    assert found["linear prediction"] == pytest.approx(3.830, abs=5e-4)
+    assert found["linear_prediction"] == pytest.approx(3.830, abs=5e-4)

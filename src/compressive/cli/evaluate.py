@@ -51,8 +51,10 @@ class Evaluate:
     """Precision of matrix products: fp32, or bf16 by autocast."""
     json: bool = False
     """Print one JSON object instead of a table."""
+    out: Path | None = None
+    """JSON file for the results, if not in RUN/evaluation/. Without it, nothing is written into a release."""
     plot: Path | None = None
-    """File for the plot of a sweep, if not next to the JSON file in RUN/evaluation/."""
+    """File for the plot of a sweep, if not next to the JSON file."""
     data_dir: Path | None = None
     """Folder of prepared corpora, if not the one used in training."""
 
@@ -64,7 +66,7 @@ def main(arguments: list[str], prog: str) -> int:
         Evaluate,
         arguments,
         prog,
-        "Score every token of a split once, with memory carried, and save the metrics in RUN/evaluation/.",
+        "Score every token of a split once, with memory carried; print the metrics and keep them as JSON.",
         renamed={"--lanes": "--streams"},
     )
 
@@ -78,12 +80,13 @@ def evaluate(options: Evaluate) -> int:
 
 
 def _evaluate(options: Evaluate, world: "World") -> int:
-    """Evaluate every requested memory size; print and save the results."""
+    """Evaluate every requested memory size; print the results, then say what could not be written."""
     from rich.console import Console
-    from rich.progress import Progress
 
+    from compressive.console import note, progress_bar, warn
     from compressive.evaluation.sweep import Reading, Result, combinations, plot, sweep
     from compressive.plotting import PlotError, require_matplotlib
+    from compressive.runs.export import is_release
     from compressive.runs.run import Run
     from compressive.runs.trained import EvalConfig, Trained
     from compressive.runtime import write_atomically
@@ -98,11 +101,16 @@ def _evaluate(options: Evaluate, world: "World") -> int:
         options.dynamic_learning_rate if options.dynamic else None,
         source.config.train.clip,
     )
+    if options.out is not None and options.out.is_dir():
+        raise ValueError(f"out={options.out} is a folder: expected a file, such as {options.out / 'results.json'}")
+    if options.plot is not None:
+        require_matplotlib()  # fail before the evaluation, not after it
+    path = options.out
+    if path is None and not is_release(source):
+        path = source.folder / "evaluation" / f"{_name(options)}.json"
     trained = Trained.load(source, options.which)
     configs = combinations(trained, options.memory_size, options.compressed_size, options.empty_memory)
     corpus = source.corpus(options.data_dir)
-    if options.plot is not None:
-        require_matplotlib()  # fail before the evaluation, not after it
 
     about: dict[str, Any] = {
         "run": source.folder.resolve().name,
@@ -116,49 +124,51 @@ def _evaluate(options: Evaluate, world: "World") -> int:
         "processes": world.size,
         "dynamic_learning_rate": reading.dynamic,
     }
-    if corpus.tokenizer.is_audio and world.is_first:
-        about["floors_bits_per_sample"] = floors(corpus, options.split, options.limit)
-    path = source.folder / "evaluation" / f"{_name(options)}.json"
     results: list[Result] = []
-    errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not (errors.is_terminal and world.is_first)) as bar:
+    unwritten: OSError | None = None
+    with progress_bar(world.is_first) as bar:
         task = bar.add_task("")
 
         def progress(config: EvalConfig, done: int, total: int) -> None:
             number = f"{len(results) + 1} of {len(configs)}, " if len(configs) > 1 else ""
             bar.update(task, description=f"{number}{_memory(config.model)}", completed=done, total=total)
 
-        for result in sweep(trained, corpus, configs, reading, world, progress):
+        found = sweep(trained, corpus, configs, reading, world, progress)
+        if corpus.tokenizer.is_audio and world.is_first:
+            about["floors_bits_per_sample"] = floors(corpus, options.split, options.limit)
+        for result in found:
             results.append(result)
-            report = _report(about, results, is_sweep=len(configs) > 1)
-            if world.is_first:
-                write_atomically(
-                    path, report + "\n"
-                )  # after each result, so that an interrupted sweep keeps the finished ones
+            if world.is_first and path is not None and unwritten is None:
+                try:  # after each result, so that an interrupted sweep keeps the finished ones
+                    write_atomically(path, _report(about, results, is_sweep=len(configs) > 1) + "\n")
+                except OSError as error:
+                    unwritten = error
     if not world.is_first:
         return 0
 
-    figure = None
-    if len(results) > 1 or options.plot is not None:
-        try:
-            plot(results, figure := options.plot or path.with_suffix(".png"))
-        except PlotError as error:
-            figure = None
-            errors.print(f"no plot: {error}", markup=False, highlight=False, soft_wrap=True)
-
     if options.json:
-        print(report)
-        return 0
-    console = Console()
-    console.print(_sweep_table(about, results) if len(results) > 1 else _table(about, results[0]))
-    notes = [f"written to {written}" for written in (path, figure) if written is not None]
+        print(_report(about, results, is_sweep=len(configs) > 1))
+    else:
+        Console().print(_sweep_table(about, results) if len(results) > 1 else _table(about, results[0]))
     if len(results) > 1 and options.split == "test":
-        notes.append("choosing sizes on the test split overfits to it: choose them with --split valid")
-    if len(results) > 1 and results[0].metrics.not_comparable is not None:
-        notes.append(f"not comparable: {results[0].metrics.not_comparable}")
-    for note in notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
-    return 0
+        note("choosing sizes on the test split overfits to it: choose them with --split valid")
+    code, kept = 0, path is not None and unwritten is None
+    if kept:
+        note(f"written to {path}")
+    elif unwritten is not None:
+        code = 0 if options.out is None else 2  # the score is there, but not the file that was asked for
+        warn(f"{path} cannot be written ({unwritten.strerror}): keep the results elsewhere with --out FILE")
+    else:
+        note(f"nothing is written into a release: keep the results with --out FILE ({source.folder})")
+    figure = options.plot or (path.with_suffix(".png") if path is not None and kept and len(results) > 1 else None)
+    if figure is not None:
+        try:
+            plot(results, figure)
+            note(f"written to {figure}")
+        except (PlotError, OSError) as error:
+            code = code if options.plot is None else 2
+            warn(f"no plot: {error}")
+    return code
 
 
 def _table(about: dict[str, Any], result: "Result") -> "Table":
@@ -183,7 +193,7 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
         if (figure := figures[name]) is not None:
             table.add_row(name.replace("_", " "), figure, style="bold" if name == metrics.headline else None)
     for name, bits in about.get("floors_bits_per_sample", {}).items():
-        table.add_row(f"  floor: {name}", f"{bits:.4f}")
+        table.add_row(f"  floor: {name.replace('_', ' ')}", f"{bits:.4f}")
     if metrics.not_comparable is not None:
         table.add_row("not comparable", metrics.not_comparable, style="red")
     for bucket in metrics.buckets:
@@ -215,6 +225,7 @@ def _sweep_table(about: dict[str, Any], results: list["Result"]) -> "Table":
     table = Table(
         title=f"{about['corpus']} {about['split']}, {part}{first.tokens:,} tokens; {about['checkpoint']} checkpoint, "
         f"step {about['step']:,}" + ("; dynamic" if about["dynamic_learning_rate"] is not None else ""),
+        caption=None if first.not_comparable is None else f"not comparable: {first.not_comparable}",
     )
     for name in ("memory", "compressed", "empty", first.headline.replace("_", " "), "tokens/s"):
         table.add_column(name, justify="left" if name == "empty" else "right")

@@ -4,6 +4,7 @@ Each window is scored before the model trains on it, so every token is predicted
 """
 
 import copy
+import math
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ def dynamic_score(
     norm `clip`, as in training. Adam starts with empty moments. Dropout is off, so one pass gives both the score and
     the gradient. Raises ValueError if learning_rate is not above 0.
     """
-    if learning_rate <= 0:
+    if not 0 < learning_rate < math.inf:
         raise ValueError(f"learning_rate={learning_rate}: expected a number above 0, such as {LEARNING_RATE}")
     model = copy.deepcopy(model).requires_grad_(True)
     others, compressors = model.task_parameters(), model.compressor_parameters()

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compressive.config import Precision
+from compressive.config import AnyModelConfig, ModelConfig, Precision
 from compressive.data.corpus import starts_within
 from compressive.distributed import World
 from compressive.model.language_model import LanguageModel
 from compressive.model.memory import Memory
-from compressive.runtime import autocast, evaluating
+from compressive.runtime import autocast, evaluating, memory_gib
 
 Tokens = np.ndarray[Any, np.dtype[Any]]
 Nats = np.ndarray[Any, np.dtype[np.float64]]
@@ -107,6 +107,34 @@ def read_through(
 def streams_for(size: int) -> int:
     """Return the default number of streams: 1, so that memory is never reset, or `STREAMS` for a long text."""
     return 1 if size < LONG else STREAMS
+
+
+def memory_bytes(config: AnyModelConfig, rows: int, decoding: bool = False) -> int:
+    """Return the bytes of the memories of so many batch rows; with `decoding`, of the state that generation steps from.
+
+    Values are fp32, and counted twice: where a window ends, new memories are made beside the old ones. Weights and
+    activations are not counted, so a model needs more than this.
+    """
+    if isinstance(config, ModelConfig):
+        slots, windows = sum(config.memory_sizes) + sum(config.compressed_sizes), config.n_layers * config.window
+        # Decoding keeps keys and values of all slots and of a window, and the window itself.
+        values = config.d_model * (slots + (2 * (slots + windows) + windows if decoding else 0))
+    else:
+        values = config.residual * (config.receptive_field - 1)
+    return 2 * 4 * rows * values
+
+
+def require_memory(config: AnyModelConfig, rows: int, device: torch.device, decoding: bool = False) -> None:
+    """Raise ValueError if a device cannot hold the memories of so many batch rows, see `memory_bytes`."""
+    needed, there = memory_bytes(config, rows, decoding), memory_gib(device)
+    if there is None or needed <= there * 2**30:
+        return
+    sizes = ("memory_size", "compressed_size") if isinstance(config, ModelConfig) else ()
+    values = [f"{name}={getattr(config, name)}" for name in sizes] + [f"{'samples' if decoding else 'streams'}={rows}"]
+    raise ValueError(
+        f"{', '.join(values)}: memories of {-(-needed // 2**30):,} GiB or more, and "
+        f"{'this machine' if device.type == 'cpu' else device} has {there:,.1f} GiB; give smaller numbers"
+    )
 
 
 class EvalStreams:

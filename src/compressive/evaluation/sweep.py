@@ -11,7 +11,7 @@ from compressive.config import EmptyMemory, PerLayer, Precision, transformer
 from compressive.distributed import World
 from compressive.evaluation.dynamic import dynamic_score
 from compressive.evaluation.metrics import Metrics, Split, summarise
-from compressive.evaluation.score import score, streams_for
+from compressive.evaluation.score import require_memory, score, streams_for
 from compressive.plotting import require_matplotlib
 from compressive.runs.trained import EvalConfig, Trained
 
@@ -39,8 +39,8 @@ class Reading:
             raise ValueError(f"split={self.split!r}: expected one of train, valid, test")
         if self.streams < 0:
             raise ValueError(f"streams={self.streams}: expected at least 1, or 0 to choose by the length of the text")
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit={self.limit}: expected at least 1; leave it out to score the whole split")
+        if self.limit is not None and self.limit < 2:  # the first token is not predicted
+            raise ValueError(f"limit={self.limit}: expected at least 2; leave it out to score the whole split")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ def sweep(
 ) -> Iterator[Result]:
     """Evaluate with each configuration in turn; `progress` is called with it, the tokens read and their total.
 
-    Raises ValueError if the corpus does not fit the model, or if dynamic evaluation is asked of several processes.
+    Raises ValueError, before anything is read, if the corpus does not fit the model, if the text has fewer windows than
+    streams are asked for, if a memory is larger than the device's, or if dynamic evaluation is asked of several
+    processes.
     """
     if corpus.vocab_size > trained.config.vocab_size:
         raise ValueError(
@@ -126,28 +128,40 @@ def sweep(
         raise ValueError(
             f"dynamic evaluation updates the model: expected one process, not {world.size}; run it without torchrun"
         )
-    streams = max(reading.streams or streams_for(min(len(tokens), reading.limit or len(tokens))), world.size)
+    size, window = min(len(tokens), reading.limit or len(tokens)), trained.config.window
+    if reading.streams > (most := max(1, size // window)):
+        raise ValueError(
+            f"streams={reading.streams}: expected at most {most}, as {size:,} tokens have no more windows of {window}; "
+            "give fewer, or leave it out"
+        )
+    streams = max(reading.streams or streams_for(size), world.size)
     for config in configs:
-        model = trained.model(config.model, world.device)
+        require_memory(config.model, -(-streams // world.size), world.device)
 
-        def report(done: int, total: int, config: EvalConfig = config) -> None:
-            if progress is not None:
-                progress(config, done, total)
+    def results() -> Iterator[Result]:
+        for config in configs:
+            model = trained.model(config.model, world.device)
 
-        options: dict[str, Any] = {
-            "streams": streams,
-            "precision": reading.precision,
-            "limit": reading.limit,
-            "progress": report,
-            "clips": corpus.starts(reading.split),
-        }
-        began = time.monotonic()
-        if reading.dynamic is None:
-            nll = score(model, tokens, world=world, **options)
-        else:
-            nll = dynamic_score(model, tokens, learning_rate=reading.dynamic, clip=reading.clip, **options)
-        seconds = time.monotonic() - began
-        yield Result(config, summarise(nll, corpus, reading.split), streams, seconds)
+            def report(done: int, total: int, config: EvalConfig = config) -> None:
+                if progress is not None:
+                    progress(config, done, total)
+
+            options: dict[str, Any] = {
+                "streams": streams,
+                "precision": reading.precision,
+                "limit": reading.limit,
+                "progress": report,
+                "clips": corpus.starts(reading.split),
+            }
+            began = time.monotonic()
+            if reading.dynamic is None:
+                nll = score(model, tokens, world=world, **options)
+            else:
+                nll = dynamic_score(model, tokens, learning_rate=reading.dynamic, clip=reading.clip, **options)
+            seconds = time.monotonic() - began
+            yield Result(config, summarise(nll, corpus, reading.split), streams, seconds)
+
+    return results()
 
 
 def plot(results: list[Result], path: Path) -> None:

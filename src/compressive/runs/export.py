@@ -14,6 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from compressive.runs.run import Run
@@ -21,21 +22,34 @@ from compressive.runs.trained import ABOUT, WEIGHTS, Trained
 
 
 def export(run: Run, out: Path, which: Literal["best", "last"] = "best", data_dir: Path | None = None) -> Path:
-    """Write a run's model into the new folder `out`, atomically, and return it; raise ValueError if it exists."""
+    """Write a run's model into the new folder `out`, atomically, and return it.
+
+    Raises ValueError if it exists, and OSError, with nothing left behind, if it cannot be written.
+    """
     if out.exists():
         raise ValueError(f"out={out} exists already: choose another folder, or remove it first")
     trained, corpus = Trained.load(run, which), run.corpus(data_dir)
     partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         save_file(trained.weights, partial / WEIGHTS, metadata={"format": "pt"})
         (partial / "config.json").write_text(json.dumps(dataclasses.asdict(run.config), indent=1), "utf-8")
         corpus.tokenizer.save(partial)
         about = {"corpus": corpus.name, "step": trained.step, "checkpoint": which}
         (partial / ABOUT).write_text(json.dumps(about, indent=1), "utf-8")
         partial.rename(out)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError):  # the latter is none, also if the disk is full
+            reason = getattr(error, "strerror", None) or error
+            raise OSError(
+                f"out={out} cannot be written ({reason}): choose another folder, or free some space"
+            ) from error
         raise
     return out
+
+
+def is_release(run: Run) -> bool:
+    """Return whether a folder is a release, which `export` wrote."""
+    return (run.folder / ABOUT).is_file()

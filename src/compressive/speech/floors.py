@@ -40,7 +40,7 @@ def floors(corpus: Corpus, split: str, limit: int | None = None) -> dict[str, fl
     train, codes = corpus.split("train"), corpus.split(split)[:limit]
     found = {"unigram": unigram(train, codes, corpus.vocab_size)}
     if corpus.tokenizer.kind == "mulaw":
-        found |= {"bigram": bigram(train, codes), "linear prediction": linear_prediction(codes)}
+        found |= {"bigram": bigram(train, codes), "linear_prediction": linear_prediction(codes)}
     return found
 
 
