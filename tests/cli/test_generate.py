@@ -1,12 +1,14 @@
 """`compressive generate` on a tiny run."""
 
 import io
+import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from training_helpers import make_run, model_config, tiny_corpus, tiny_run_config
+from training_helpers import command, make_run, model_config, tiny_corpus, tiny_run_config
 
 from compressive.cli import main
 from compressive.inference import generate as generation
@@ -117,11 +119,25 @@ def test_memory_sizes_may_differ_and_empty_slots_of_larger_ones_are_masked(folde
     [
         (["--prompt", "a", "--prompt-file", "b"], "give one of them"),
         (["--prompt-file", "nowhere.txt"], "nowhere.txt"),
-        (["--prompt-length", "0"], "prompt_length=0"),
-        (["--top-p", "0"], "top_p=0.0"),
-        (["--length", "0"], "length=0"),
-        (["--samples", "0"], "samples=0"),
-        (["--device", "abacus"], "device='abacus'"),
+        (["--prompt-length", "0"], "prompt_length=0: expected at least 1"),
+        (["--prompt-length", "-1"], "prompt_length=-1: expected at least 1"),
+        (["--temperature", "-1"], "temperature=-1.0: expected a number of at least 0"),
+        (["--temperature", "nan"], "temperature=nan: expected a number of at least 0"),
+        (["--top-p", "0"], "top_p=0.0: expected a probability above 0"),
+        (["--top-p", "2"], "top_p=2.0: expected a probability above 0"),
+        (["--top-k", "-1"], "top_k=-1: expected a whole number of at least 0"),
+        (["--length", "0"], "length=0: expected at least 1"),
+        (["--length", "-1"], "length=-1: expected at least 1"),
+        (["--length", str(10**12)], "length=1000000000000, samples=1: expected at most 1,000,000,000 tokens in all"),
+        (["--samples", "0"], "samples=0: expected at least 1"),
+        (["--samples", str(10**8)], "length=500, samples=100000000: expected at most 1,000,000,000 tokens in all"),
+        (["--samples", str(10**9), "--length", "1"], "samples=1000000000: memories of"),
+        (["--memory-size", str(10**12)], "memory_size=1000000000000, compressed_size=8, samples=1: memories of"),
+        (["--compressed-size", str(10**30)], f"compressed_size={10**30}, samples=1: memories of"),
+        (["--seconds", "1"], "seconds=1.0: the run was trained on text; give --length"),
+        (["--seed", str(10**30)], f"seed={10**30}: expected a number of at most 64 bits"),
+        (["--device", "abacus"], "device='abacus': expected auto, cpu"),
+        (["--out", "."], "out=. is a folder: expected a file, such as sample.txt"),
     ],
 )
 def test_mistakes_are_one_clear_line(folder, capsys, words, message):
@@ -130,6 +146,50 @@ def test_mistakes_are_one_clear_line(folder, capsys, words, message):
     assert message in done.err
     assert len(done.err.splitlines()) == 1
     assert done.out == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_one_line(folder):
+    done = command("generate", folder, "--device", "cuda")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("compressive generate: device='cuda': expected auto, cpu or a device that is there")
+    assert done.stderr.count("\n") == 1
+
+
+def test_json_holds_samples_settings_and_speed(folder, capsys, tmp_path):
+    words = ("--prompt", "the cat", "--length", 12, "--samples", 2, "--seed", 3, "--top-k", 9)
+    done = call(capsys, folder, *words, "--json")
+    found = json.loads(done.out)
+    assert found.pop("seconds") > 0
+    assert found == {
+        "samples": text_of(folder, b"the cat", 12, samples=2, seed=3, top_k=9), "prompt_tokens": 7,
+        "sampled_tokens": 24, "temperature": 1.0, "top_p": 0.98, "top_k": 9, "seed": 3,
+    }  # fmt: skip
+    assert done.err == ""
+    out = tmp_path / "out.txt"
+    again = call(capsys, folder, *words, "--json", "--out", out)
+    assert json.loads(again.out)["samples"] == found["samples"]
+    assert out.read_text("utf-8") == call(capsys, folder, *words).out
+
+
+def test_the_folder_of_a_file_is_created(folder, capsys, tmp_path):
+    out = tmp_path / "new" / "out.txt"
+    assert call(capsys, folder, "--length", 5, "--out", out).code == 0
+    assert out.read_text("utf-8") == text_of(folder, b"\n", 5)[0] + "\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line(folder):
+    done = command("generate", folder, "--length", "5", "--device", "cpu", "--out", "/dev/full")
+    assert done.returncode == 2
+    message = "compressive generate: out=/dev/full cannot be written (No space left on device): choose another file\n"
+    assert done.stderr == message
+
+
+def test_quiet_leaves_the_text(folder, capsys):
+    done = call(capsys, folder, "--length", 10, "--quiet")
+    assert (done.out, done.err) == (text_of(folder, b"\n", 10)[0] + "\n", "")
 
 
 def test_a_folder_that_is_not_a_run_is_refused(capsys, tmp_path):

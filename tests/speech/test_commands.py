@@ -68,6 +68,7 @@ def test_evaluation_scores_every_sample_once_beside_the_floors(home, name, capsy
     assert found["bits_per_character"] is found["word_perplexity"] is found["bits_per_byte"] is None
     assert main(["evaluate", str(home / "runs" / name), "--limit", "700"]) == 0
     shown = capsys.readouterr().out
+    assert list(found["floors_bits_per_sample"]) == ["unigram", "bigram", "linear_prediction"]
     for word in ("bits per sample", "nats", "unigram", "bigram", "linear prediction", "the first 700"):
         assert word in shown
 
@@ -168,7 +169,10 @@ def test_an_audio_prompt_is_continued_several_times(home, tmp_path, capsys):
     prompt = write_audio(tmp_path / "prompt.wav", tone(0.02, 48_000), 48_000)
     run = home / "runs" / "compressive"
     words = ["--prompt-file", str(prompt), "--samples", "2", "--length", "50", "--out", str(tmp_path / "a.wav")]
-    assert main(["generate", str(run), *words]) == 0
+    assert main(["generate", str(run), *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["files"] == [str(tmp_path / f"a-{i}.wav") for i in (1, 2)]
+    assert (found["prompt_tokens"], found["sampled_tokens"]) == (480, 100)
     assert [len(read_wav(tmp_path / f"a-{i}.wav")) for i in (1, 2)] == [50, 50]
     assert (tmp_path / "a.png").exists()
     assert not np.array_equal(read_wav(tmp_path / "a-1.wav"), read_wav(tmp_path / "a-2.wav"))
@@ -180,6 +184,12 @@ def test_an_audio_prompt_is_continued_several_times(home, tmp_path, capsys):
         (["--seconds", "1"], "give a wav file, such as --out a.wav"),
         (["--seconds", "1", "--out", "a.mp3"], "out=a.mp3"),
         (["--seconds", "-1", "--out", "a.wav"], "seconds=-1.0: expected a number above 0"),
+        (["--seconds", "nan", "--out", "a.wav"], "seconds=nan: expected a number above 0"),
+        (["--seconds", "inf", "--out", "a.wav"], "seconds=inf: expected a number above 0"),
+        (
+            ["--seconds", "1e6", "--out", "a.wav"],
+            "length=24000000000, samples=1: expected at most 1,000,000,000 tokens",
+        ),
         (["--prompt", "hello", "--out", "a.wav"], "give --prompt-file with a wav or flac"),
         (["--prompt-file", __file__, "--out", "a.wav"], "test_commands.py cannot be read as audio"),
     ],

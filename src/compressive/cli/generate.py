@@ -5,12 +5,15 @@ compressive generate runs/pg19 --prompt-file built/test/860.txt --prompt-length 
 compressive generate runs/speech --seconds 2 --out a.wav
 """
 
+import json
+import math
+import os
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import tyro
 from tyro.conf import Positional
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
     from compressive.data.tokenizer import Tokenizer
     from compressive.runs.run import Run
+
+MOST = 10**9
+"""Tokens that one command samples at most, over all samples: at 1,000 a second, 11 days."""
 
 
 @dataclass
@@ -64,6 +70,8 @@ class Generate:
     """Device, e.g. cpu or cuda:0; auto: a GPU if there is one."""
     out: Path | None = None
     """File for the text, instead of the terminal. For audio: the wav, with a spectrogram beside it."""
+    json: bool = False
+    """Print one JSON object: the samples, or the files of audio, with settings and speed."""
     data_dir: Path | None = None
     """Folder of prepared corpora, for the tokeniser, if not the one used in training."""
 
@@ -77,6 +85,8 @@ def generate(options: Generate) -> int:
     """Stream the first sample token by token; the others, sampled in the same batch, are printed after it."""
     import torch
 
+    from compressive.console import note
+    from compressive.evaluation.score import require_memory
     from compressive.inference.generate import generate
     from compressive.inference.text import TextStream, encode_prompt
     from compressive.runs.run import Run
@@ -85,10 +95,10 @@ def generate(options: Generate) -> int:
     from compressive.speech.generate import prompt_samples
 
     run = Run.open(options.run)
-    if options.prompt_length is not None and options.prompt_length < 1:
-        raise ValueError(f"prompt_length={options.prompt_length}: expected at least 1; leave it out to read all of it")
     tokenizer = run.tokenizer(options.data_dir)
     length = _length(options, tokenizer.is_audio)
+    _check(options, length)
+    device = pick_device(options.device)
     if tokenizer.is_audio:
         opening = prompt_samples(options.prompt_file, tokenizer, options.prompt_length)
     else:
@@ -96,7 +106,8 @@ def generate(options: Generate) -> int:
     prompt = torch.from_numpy(opening.astype("int64"))
     trained = Trained.load(run, options.which)
     config = trained.eval_config(options.memory_size, options.compressed_size, options.empty_memory)
-    model = trained.model(config.model, pick_device(options.device))
+    require_memory(config.model, options.samples, device, decoding=True)
+    model = trained.model(config.model, device)
     sampled = generate(
         model,
         prompt,
@@ -108,34 +119,80 @@ def generate(options: Generate) -> int:
         seed=options.seed,
     )
     if tokenizer.is_audio:
-        return _write_audio(options, run, tokenizer, sampled, length)
+        return _write_audio(options, run, tokenizer, sampled, length, len(prompt))
     streams = [TextStream(tokenizer, int(prompt[-1])) for _ in range(options.samples)]
-    waiting: list[list[str]] = [[] for _ in streams[1:]]
+    texts: list[list[str]] = [[] for _ in streams]
 
     began, first_token = time.perf_counter(), 0.0
-    with nullcontext(sys.stdout) if options.out is None else options.out.open("w", encoding="utf-8") as sink:
+    with _sink(options) as sink:
         sink.write(_header(1, options.samples))
         for tokens in sampled:
             first_token = first_token or time.perf_counter()
-            shown, *held = (stream.push(token) for stream, token in zip(streams, tokens.tolist(), strict=True))
-            sink.write(shown)
+            added = [stream.push(token) for stream, token in zip(streams, tokens.tolist(), strict=True)]
+            sink.write(added[0])
             sink.flush()
-            for parts, text in zip(waiting, held, strict=True):
-                parts.append(text)
-        sink.write(streams[0].finish() + "\n")
-        for i, parts in enumerate(waiting, start=1):
-            sink.write(_header(i + 1, options.samples) + "".join(parts) + streams[i].finish() + "\n")
+            for i in range(0 if options.json else 1, options.samples):  # the first is shown and need not be kept
+                texts[i].append(added[i])
+        endings = [stream.finish() for stream in streams]
+        sink.write(endings[0] + "\n")
+        for i in range(1, options.samples):
+            sink.write(_header(i + 1, options.samples) + "".join(texts[i]) + endings[i] + "\n")
         sink.flush()
     ended = time.perf_counter()
 
+    if options.json:
+        samples = ["".join(parts) + ending for parts, ending in zip(texts, endings, strict=True)]
+        _print_json(options, {"samples": samples}, len(prompt), length, ended - first_token)
+        return 0
     count = length * options.samples
     speed = f", {(count - options.samples) / (ended - first_token):,.0f} tokens/s" if length > 1 else ""
-    print(
+    note(
         f"prompt of {len(prompt):,} tokens read in {first_token - began:.1f} s; {count:,} sampled in "
-        f"{ended - first_token:.1f} s{speed}",
-        file=sys.stderr,
+        f"{ended - first_token:.1f} s{speed}"
     )
     return 0
+
+
+def _check(options: Generate, length: int) -> None:
+    """Raise ValueError, before weights are loaded, for values that cannot work."""
+    from compressive.inference.sampling import check_sampling
+
+    check_sampling(options.temperature, options.top_p, options.top_k)
+    if options.prompt_length is not None and options.prompt_length < 1:
+        raise ValueError(f"prompt_length={options.prompt_length}: expected at least 1; leave it out to read all of it")
+    for name, value in (("length", length), ("samples", options.samples)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: expected at least 1")
+    if length * options.samples > MOST:
+        raise ValueError(
+            f"length={length}, samples={options.samples}: expected at most {MOST:,} tokens in all; give smaller numbers"
+        )
+    if not -(2**63) <= options.seed < 2**64:
+        raise ValueError(f"seed={options.seed}: expected a number of at most 64 bits")
+    if options.out is not None and options.out.is_dir():
+        raise ValueError(f"out={options.out} is a folder: expected a file, such as {options.out / 'sample.txt'}")
+
+
+@contextmanager
+def _sink(options: Generate) -> "Iterator[TextIO]":
+    """Yield where text is streamed to: the file, or the terminal unless JSON will be printed there."""
+    if options.out is None:
+        with Path(os.devnull).open("w", encoding="utf-8") if options.json else nullcontext(sys.stdout) as sink:
+            yield sink
+        return
+    try:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        with options.out.open("w", encoding="utf-8") as sink:
+            yield sink
+    except OSError as error:
+        raise OSError(f"out={options.out} cannot be written ({error.strerror}): choose another file") from error
+
+
+def _print_json(options: Generate, result: dict[str, Any], prompt_tokens: int, length: int, seconds: float) -> None:
+    """Print the samples or their files, with settings and speed."""
+    names = ("temperature", "top_p", "top_k", "seed")
+    counts = {"prompt_tokens": prompt_tokens, "sampled_tokens": length * options.samples, "seconds": seconds}
+    print(json.dumps(result | counts | {name: getattr(options, name) for name in names}, indent=1))
 
 
 def _length(options: Generate, is_audio: bool) -> int:
@@ -154,18 +211,16 @@ def _length(options: Generate, is_audio: bool) -> int:
         raise ValueError(f"out={options.out}: the run was trained on audio; give a wav file, such as --out a.wav")
     if options.seconds is None:
         return options.length
-    if not options.seconds > 0 or options.seconds * RATE < 1:
+    if not 1 / RATE <= options.seconds < math.inf:
         raise ValueError(f"seconds={options.seconds}: expected a number above 0")
     return round(options.seconds * RATE)
 
 
 def _write_audio(
-    options: Generate, run: "Run", tokenizer: "Tokenizer", sampled: "Iterator[Tensor]", length: int
+    options: Generate, run: "Run", tokenizer: "Tokenizer", sampled: "Iterator[Tensor]", length: int, prompt_tokens: int
 ) -> int:
     """Write each continuation as a wav, and spectrograms of all next to real audio."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+    from compressive.console import note, progress_bar, warn
     from compressive.data.speech.audio import read_wav
     from compressive.data.speech.codes import RATE
     from compressive.plotting import PlotError
@@ -176,25 +231,27 @@ def _write_audio(
     paths = [options.out]
     if options.samples > 1:
         paths = [options.out.with_stem(f"{options.out.stem}-{i + 1}") for i in range(options.samples)]
-    console, began = Console(stderr=True), time.perf_counter()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    began = time.perf_counter()
+    with progress_bar() as bar:
         task = bar.add_task("sampling", total=length)
         for count in write_samples(sampled, tokenizer, paths):
             bar.update(task, completed=count)
     took = time.perf_counter() - began
-    print(
-        f"{length / RATE:.2f} s of audio in {took:.1f} s, {options.samples * length / took:,.0f} samples/s: "
-        f"{', '.join(map(str, paths))}",
-        file=sys.stderr,
-    )
+    if options.json:
+        _print_json(options, {"files": list(map(str, paths))}, prompt_tokens, length, took)
+    else:
+        note(
+            f"{length / RATE:.2f} s of audio in {took:.1f} s, {options.samples * length / took:,.0f} samples/s: "
+            f"{', '.join(map(str, paths))}"
+        )
     generated = {f"Sampled ({path.name})": read_wav(path) for path in paths}
     figure = options.out.with_suffix(".png")
     try:
         real = {"Real (test split)": real_audio(run.corpus(options.data_dir), length)}
         plot_spectrograms(real | generated, figure)
-        print(f"spectrograms: {figure}", file=sys.stderr)
-    except (PlotError, FileNotFoundError) as error:  # no matplotlib, or a release without its corpus
-        print(f"no spectrograms: {error}", file=sys.stderr)
+        note(f"spectrograms: {figure}")
+    except (PlotError, OSError, ValueError) as error:  # no matplotlib, a full disk, or not the corpus of the run
+        warn(f"no spectrograms: {error}")
     return 0
 
 
