@@ -2,13 +2,14 @@
 
 import json
 import re
+import shutil
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from training_helpers import make_run, model_config, text, tiny_corpus, tiny_run_config
+from training_helpers import command, make_run, model_config, text, tiny_corpus, tiny_run_config
 
 from compressive.cli import main
 from compressive.data.corpus import write_corpus
@@ -84,11 +85,11 @@ def test_numbers_are_written_without_matplotlib(home, capsys, tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     done = call(capsys, home / "run", "layers", *FEW, "--out", tmp_path)
     assert done.code == 0
-    assert "pip install 'compressive[plots]'" in done.err
+    assert "pip install -e '.[plots]'" in done.err
     assert (tmp_path / "layers.json").exists()
     done = call(capsys, home / "run", "report", *FEW)  # a report needs figures
     assert done.code == 2
-    assert "pip install 'compressive[plots]'" in done.err
+    assert "pip install -e '.[plots]'" in done.err
 
 
 def test_runs_without_compressed_memory_or_without_its_loss(home, capsys, tmp_path):
@@ -97,17 +98,84 @@ def test_runs_without_compressed_memory_or_without_its_loss(home, capsys, tmp_pa
     assert call(capsys, home / "bptt", "layers", *FEW, "--out", tmp_path).code == 0
 
 
-def test_mistakes_are_one_clear_line(home, capsys):
-    mistakes = (
-        (["--streams", "1"], "streams=1"),
-        (["--lanes", "1"], "streams=1"),  # its name in version 0.1
-        (["--memory-size", "5000"], "expected at least"),
-    )
-    for words, message in mistakes:
-        done = call(capsys, home / "run", "memory", *FEW, *words)
-        assert done.code == 2
-        assert message in done.err
-        assert len(done.err.splitlines()) == 1
+@pytest.mark.parametrize(
+    ("what", "words", "message"),
+    [
+        ("memory", ["--streams", "1"], "streams=1: expected at least 2"),
+        ("attention", ["--streams", "-5"], "streams=-5: expected at least 2"),
+        ("memory", ["--lanes", "1"], "streams=1: expected at least 2"),  # its name in version 0.1
+        ("layers", ["--tokens", "0"], "tokens=0: expected at least 1"),
+        ("report", ["--tokens", "-5"], "tokens=-5: expected at least 1"),
+        ("memory", ["--memory-size", "5000"], "expected at least"),
+        ("memory", ["--memory-size", str(10**30)], "expected at least"),
+        ("report", ["--test-tokens", "-5"], "test_tokens=-5: expected at least 2, or 0"),
+        ("report", ["--test-tokens", "1"], "test_tokens=1: expected at least 2, or 0"),
+        ("report", ["--memory-size", "8"], "memory_size=8: the report is about the sizes in training"),
+        ("layers", ["--device", "abacus"], "device='abacus': expected auto, cpu"),
+        ("layers", ["--out", __file__], "test_analyze.py is a file: expected a folder"),
+    ],
+)
+def test_mistakes_are_one_clear_line(home, capsys, what, words, message):
+    done = call(capsys, home / "run", what, *FEW, *words)
+    assert done.code == 2
+    assert done.out == ""
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_more_streams_and_tokens_than_the_text_has_are_cut_to_what_it_has(home, capsys, tmp_path):
+    words = ("--streams", 10**6, "--tokens", 10**12, "--json", "--out", tmp_path)
+    found = json.loads(call(capsys, home / "run", "memory", *words).out)
+    assert found["lanes"] == 3
+    assert found["tokens"] == 3 * (23 - 3) * 16  # 23 windows each, three of which fill the memories
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_one_line(home):
+    done = command("analyze", home / "run", "memory", "--device", "cuda")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("compressive analyze: device='cuda': expected auto, cpu or a device that is there")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", ["memory", "attention", "layers", "report"])
+def test_json_is_one_object_whose_keys_have_no_spaces(home, capsys, tmp_path, what):
+    pytest.importorskip("matplotlib")
+    done = call(capsys, home / "run", what, *FEW, "--json", "--out", tmp_path)
+    found = json.loads(done.out)
+    assert found == json.loads((tmp_path / f"{what}.json").read_text("utf-8"))
+    assert [key for key in keys(found) if not re.fullmatch(r"[a-z0-9_]+", key)] == []
+    suffix = "report.html and .json" if what == "report" else f"{what}.json and .png"
+    assert done.err == f"written to {tmp_path / suffix}\n"
+
+
+def keys(content: Any) -> list[str]:
+    """Every key of a JSON document."""
+    if not isinstance(content, dict):
+        return [key for value in content for key in keys(value)] if isinstance(content, list) else []
+    return [*content, *keys(list(content.values()))]
+
+
+def test_a_file_in_place_of_the_results_folder_costs_a_warning_not_the_results(home, tmp_path):
+    shutil.copytree(home / "txl", tmp_path / "run")
+    folder = tmp_path / "run" / "analysis"
+    folder.write_text("in the way", "utf-8")
+    done = command("analyze", tmp_path / "run", "memory", *FEW, "--device", "cpu")
+    assert done.returncode == 0
+    assert "recent memory is worth" in done.stdout
+    assert done.stderr.startswith(f"warning: {folder} cannot be written to (")
+    assert done.stderr.endswith("keep the results elsewhere with --out FOLDER\n")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", ["memory", "report"])
+def test_a_folder_that_cannot_be_made_fails_after_the_results_if_it_was_asked_for(home, capsys, what):
+    pytest.importorskip("matplotlib")
+    done = call(capsys, home / "txl", what, *FEW, "--json", "--out", "/proc/nowhere")
+    assert done.code == 2
+    assert json.loads(done.out)
+    assert done.err.startswith("warning: /proc/nowhere cannot be written to (No such file or directory)")
 
 
 def test_the_report_is_one_page_that_needs_nothing_else(home, capsys):
@@ -115,7 +183,7 @@ def test_the_report_is_one_page_that_needs_nothing_else(home, capsys):
     done = call(capsys, home / "run", "report", *FEW)
     assert done.code == 0
     path = home / "run" / "report.html"
-    assert done.out.splitlines()[-1] == str(path)
+    assert done.err == f"written to {path} and .json\n"
     assert "xz(train + test) - xz(train)" in done.out
     assert json.loads(path.with_suffix(".json").read_text("utf-8"))["test"]["xz"] > 0
     page = path.read_text("utf-8")

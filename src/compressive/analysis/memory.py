@@ -25,7 +25,7 @@ from compressive.plotting import COLOURS, INK, WIDTH, figure, save, tidy
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-EVERYTHING, NO_COMPRESSED, NOTHING = "everything", "compressed memory hidden", "all memory hidden"
+EVERYTHING, NO_COMPRESSED, NOTHING = "everything", "compressed_memory_hidden", "all_memory_hidden"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class MemoryUse:
         title = f"Loss by what is seen ({self.tokens:,} tokens in {self.streams} streams)"
         seen = Table("", "bits per token", title=title, title_justify="left", min_width=WIDTH)
         for name, bits in self.conditions.items():
-            seen.add_row(name, str(bits))
+            seen.add_row(name.replace("_", " "), str(bits))
         seen.add_section()
         for name, worth in (("compressed", self.compressed_worth), ("recent", self.recent_worth)):
             if worth is not None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from compressive.config import ModelConfig
-from compressive.evaluation.score import Progress
+from compressive.evaluation.score import Progress, require_memory
 from compressive.model.language_model import CompressiveLM, LMOutput
 from compressive.model.memory import Memory
 from compressive.runtime import evaluating
@@ -57,14 +57,15 @@ class Cut(NamedTuple):
 def spread(model: CompressiveLM, text: npt.NDArray[Any], tokens: int, streams: int) -> Cut:
     """Cut streams out of a text (n,) so that about `tokens` tokens are read with full memories.
 
-    A short text is read in fewer streams. Raises ValueError if even two streams cannot fill their memories.
+    A short text is read in fewer streams. Raises ValueError if even two streams cannot fill their memories, or if the
+    device cannot hold these.
     """
     window = model.config.window
     filling = tokens_to_fill(model.config) // window
-    if tokens < 1 or streams < 2:
-        raise ValueError(
-            f"tokens={tokens}, streams={streams}: expected at least 1 token and 2 streams, as standard errors need"
-        )
+    if tokens < 1:
+        raise ValueError(f"tokens={tokens}: expected at least 1; about so many are measured, in whole windows")
+    if streams < 2:
+        raise ValueError(f"streams={streams}: expected at least 2, as standard errors are over streams")
     while streams > 2 and (len(text) // streams - 1) // window < filling + LEAST:
         streams //= 2
     available = (len(text) // streams - 1) // window
@@ -73,10 +74,12 @@ def spread(model: CompressiveLM, text: npt.NDArray[Any], tokens: int, streams: i
             f"a text of {len(text):,} tokens: expected at least {streams * ((filling + 2) * window + 1):,}, as two "
             "streams must fill their memories before anything is measured; use a longer split or smaller memory sizes"
         )
+    device = next(model.parameters()).device
+    require_memory(model.config, streams, device)
     count = min(available, filling + max(2, round(tokens / (streams * window))))
     starts = [stream * (len(text) // streams) for stream in range(streams)]
     rows = np.stack([text[start : start + count * window + 1] for start in starts]).astype(np.int64)
-    return Cut(torch.from_numpy(rows).to(next(model.parameters()).device), window, filling)
+    return Cut(torch.from_numpy(rows).to(device), window, filling)
 
 
 def tokens_to_fill(config: ModelConfig) -> int:

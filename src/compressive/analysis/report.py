@@ -107,11 +107,16 @@ def measure_run(
 
 def write_report(run: Run, found: Findings, out: Path) -> None:
     """Write the page to `out`, and its main numbers as JSON beside it."""
+    write_atomically(out.with_suffix(".json"), main_numbers(found) + "\n")
+    write_atomically(out, _page(run, found))
+
+
+def main_numbers(found: Findings) -> str:
+    """Return the main numbers as a JSON object."""
     figures = {"step": found.step, "parameters": found.parameters, "test": dataclasses.asdict(found.test)}
     if (worth := found.memory.compressed_worth) is not None:
         figures["compressed_memory_is_worth"] = dataclasses.asdict(worth)
-    write_atomically(out.with_suffix(".json"), json.dumps(figures, indent=1) + "\n")
-    write_atomically(out, _page(run, found))
+    return json.dumps(figures, indent=1)
 
 
 def summary(found: Findings) -> str:

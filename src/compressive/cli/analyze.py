@@ -4,11 +4,10 @@ compressive analyze runs/enwik8 memory
 compressive analyze runs/enwik8 report
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import tyro
 from tyro.conf import Positional
@@ -16,6 +15,9 @@ from tyro.conf import Positional
 from compressive.cli import run as run_command
 
 if TYPE_CHECKING:
+    import torch
+    from rich.console import RenderableType
+
     from compressive.evaluation.score import Progress
     from compressive.runs.run import Run
 
@@ -45,9 +47,9 @@ class Analyze:
     device: str = "auto"
     """Device, e.g. cpu or cuda:0; auto: a GPU if there is one."""
     json: bool = False
-    """Print JSON instead of a table."""
+    """Print one JSON object instead of a table."""
     out: Path | None = None
-    """Folder for figures and JSON files, if not RUN/analysis, or RUN for the report."""
+    """Folder to write to, if not RUN/analysis, or RUN for the report. Without it, nothing is written into a release."""
     data_dir: Path | None = None
     """Folder of prepared corpora, if not the one used in training."""
 
@@ -58,33 +60,73 @@ def main(arguments: list[str], prog: str) -> int:
     return run_command(analyze, Analyze, arguments, prog, description, renamed={"--lanes": "--streams"})
 
 
-def analyze(options: Analyze) -> int:
-    """Measure, print, and write the figure and the JSON file."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
+class Analysis(NamedTuple):
+    """What an analysis found, and how it is kept."""
 
+    table: "RenderableType"
+    numbers: str  # JSON
+    write: Callable[[Path], str]  # into a folder; returns what was written
+
+
+def analyze(options: Analyze) -> int:
+    """Measure, print, and write into a folder; say so if that cannot be written."""
+    from rich.console import Console
+
+    from compressive.console import note, progress_bar, warn
+    from compressive.runs.export import is_release
     from compressive.runs.run import Run
+    from compressive.runtime import pick_device
 
     run = Run.open(options.run)
+    _check(options)
+    device = pick_device(options.device)
     if run.tokenizer(options.data_dir).is_audio:
         raise ValueError(
             f"{run.folder} was trained on audio: these analyses would read its clips as one text; use evaluate"
         )
-    errors = Console(stderr=True)
-    with Bar(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with progress_bar() as bar:
         task = bar.add_task(options.what)
         act = _report if options.what == "report" else _measure
-        return act(options, run, lambda done, total: bar.update(task, completed=done, total=total))
+        found = act(options, run, device, lambda done, total: bar.update(task, completed=done, total=total))
+    if options.json:
+        print(found.numbers)
+    else:
+        Console().print(found.table)
+
+    if options.out is None and is_release(run):
+        note(f"nothing is written into a release: keep the results with --out FOLDER ({run.folder})")
+        return 0
+    folder = options.out or (run.folder if options.what == "report" else run.folder / "analysis")
+    try:
+        note(f"written to {found.write(folder)}")
+    except OSError as error:
+        warn(f"{folder} cannot be written to ({error.strerror}): keep the results elsewhere with --out FOLDER")
+        return 0 if options.out is None else 2  # the results are there, but not the files that were asked for
+    return 0
 
 
-def _report(options: Analyze, run: "Run", progress: "Progress") -> int:
-    from compressive.analysis.report import measure_run, summary, write_report
-    from compressive.runtime import pick_device
+def _check(options: Analyze) -> None:
+    """Raise ValueError, before anything is loaded, for values that cannot work."""
+    if options.out is not None and options.out.exists() and not options.out.is_dir():
+        raise ValueError(f"out={options.out} is a file: expected a folder")
+    if options.what != "report":
+        return
+    if options.test_tokens != 0 and options.test_tokens < 2:  # the first token is not predicted
+        raise ValueError(f"test_tokens={options.test_tokens}: expected at least 2, or 0 to score the whole split")
+    for name in ("memory_size", "compressed_size"):
+        if (size := getattr(options, name)) is not None:
+            raise ValueError(f"{name}={size}: the report is about the sizes in training; leave it out")
+
+
+def _report(options: Analyze, run: "Run", device: "torch.device", progress: "Progress") -> Analysis:
+    from rich.text import Text
+
+    from compressive.analysis.report import main_numbers, measure_run, summary, write_report
 
     found = measure_run(
         run,
         data_dir=options.data_dir,
-        device=pick_device(options.device),
+        device=device,
         which=options.which,
         split=options.split,
         tokens=options.tokens,
@@ -92,25 +134,26 @@ def _report(options: Analyze, run: "Run", progress: "Progress") -> int:
         test_tokens=options.test_tokens or None,
         progress=progress,
     )
-    path = (options.out or run.folder) / "report.html"
-    write_report(run, found, path)
-    print(f"{summary(found)}\n{path}")
-    return 0
+
+    def write(folder: Path) -> str:
+        write_report(run, found, folder / "report.html")
+        return f"{folder / 'report.html'} and .json"
+
+    return Analysis(Text(summary(found)), main_numbers(found), write)
 
 
-def _measure(options: Analyze, run: "Run", progress: "Progress") -> int:
+def _measure(options: Analyze, run: "Run", device: "torch.device", progress: "Progress") -> Analysis:
     """Run one of the three analyses; the JSON file is written even if the figure cannot be plotted."""
     import json
-
-    from rich.console import Console
 
     from compressive.analysis.attention import measure_attention
     from compressive.analysis.layers import measurable, measure_layers
     from compressive.analysis.memory import measure_memory
     from compressive.config import transformer
+    from compressive.console import warn
     from compressive.plotting import PlotError
     from compressive.runs.trained import Trained
-    from compressive.runtime import pick_device
+    from compressive.runtime import write_atomically
 
     measures: dict[str, Callable[..., Any]] = {
         "memory": measure_memory,
@@ -119,23 +162,20 @@ def _measure(options: Analyze, run: "Run", progress: "Progress") -> int:
     }
     trained = Trained.load(run, options.which)
     config = transformer(trained.eval_config(options.memory_size, options.compressed_size).model)
-    model = trained.model(measurable(config), pick_device(options.device))
+    model = trained.model(measurable(config), device)
     text = run.corpus(options.data_dir).split(options.split)
     found = measures[options.what](model, text, tokens=options.tokens, streams=options.streams, progress=progress)
-
-    folder = options.out or run.folder / "analysis"
-    folder.mkdir(parents=True, exist_ok=True)
     about = {"split": options.split, "step": trained.step}
     numbers = json.dumps(about | found.as_dict(), indent=1)
-    (folder / f"{options.what}.json").write_text(numbers + "\n", "utf-8")
-    if options.json:
-        print(numbers)
-    else:
-        Console().print(found.table())
-    try:
-        found.plot(folder / f"{options.what}.png")
-    except PlotError as error:
-        print(f"no plot: {error}", file=sys.stderr)
-    else:
-        print(f"written to {folder / options.what}.json and .png", file=sys.stderr)
-    return 0
+
+    def write(folder: Path) -> str:
+        path = folder / f"{options.what}.json"
+        write_atomically(path, numbers + "\n")
+        try:
+            found.plot(path.with_suffix(".png"))
+        except PlotError as error:
+            warn(f"no plot: {error}")
+            return str(path)
+        return f"{path} and .png"
+
+    return Analysis(found.table(), numbers, write)
