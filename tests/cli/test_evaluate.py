@@ -192,7 +192,7 @@ def test_nan_is_null_in_json(run, capsys):
         (["--streams", "4", "--limit", "50"], "streams=4: expected at most 3, as 50 tokens"),
         (
             ["--memory-size", str(10**12)],
-            "memory_size=1000000000000, compressed_size=8, streams=1: memories of 476,838 GiB or more, and this machine",
+            "memory_size=1000000000000, compressed_size=8, streams=1: memories of 476,838 GiB or more, and this",
         ),
         (["--compressed-size", f"8,{10**30}"], f"compressed_size={10**30}, streams=1: memories of"),
         (["--device", "abacus"], "device='abacus': expected auto, cpu"),
