@@ -13,7 +13,7 @@ import pytest
 from speech_helpers import tone, write_audio
 
 from compressive.data.speech.audio import UnusableError
-from compressive.data.speech.clips import EMBEDDED, PUBLISHED_SPEECH, find_clips, find_published
+from compressive.data.speech.clips import EMBEDDED, PUBLISHED_SPEECH, by_shares, find_clips, find_published
 
 SHARES = (0.8, 0.1, 0.1)
 
@@ -25,6 +25,8 @@ def found(source):
         with clip.open() as file:
             assert file.read(4) in (b"RIFF", b"fLaC")
         result[clip.name] = clip.split
+    if set(result.values()) == {None}:
+        return {name: by_shares(list(result), source.shares)[name] for name in result}
     return result
 
 
@@ -138,12 +140,22 @@ def test_sources_that_cannot_be_split_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"has no audio: expected files in \.wav.*found \.txt"):
         find_clips(tmp_path, SHARES)
     write_audio(tmp_path / "a.wav", tone(0.2))
-    with pytest.raises(ValueError, match="1 audio files: expected at least 3"):
+    with pytest.raises(ValueError, match="1 clips to split: expected at least 3"):
         find_clips(tmp_path, SHARES)
     for name in "bc":
         write_audio(tmp_path / f"{name}.wav", tone(0.2))
     with pytest.raises(ValueError, match="leaves none of 3 clips for training"):
         find_clips(tmp_path, (0.1, 0.4, 0.5))
+
+
+def test_clips_that_cannot_be_used_do_not_move_others_to_another_split_needlessly():
+    names = [f"{i}.wav" for i in range(40)]
+    whole = by_shares(names, SHARES)
+    assert Counter(whole.values()) == {"train": 32, "valid": 4, "test": 4}
+    left = [name for name in names if whole[name] != "test"]
+    fewer = by_shares(left, SHARES)
+    assert Counter(fewer.values()) == {"train": 28, "valid": 4, "test": 4}
+    assert sum(fewer[name] != whole[name] for name in left) == 8  # four valid to test, four train to valid
 
 
 def test_a_member_that_cannot_be_unpacked_is_unusable_and_the_others_are_not(folder, tmp_path):

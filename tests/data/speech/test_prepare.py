@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tarfile
 import tracemalloc
 
 import numpy as np
@@ -12,6 +13,7 @@ from speech_helpers import starts_of, tone, write_audio
 from compressive.cli import main
 from compressive.data.corpus import Corpus, SplitInfo
 from compressive.data.speech.audio import read_wav
+from compressive.data.speech.clips import by_shares
 from compressive.data.speech.codes import MuLawTokenizer
 
 REAL = ROOT.parent / "shared" / "data" / "speech" / "callie"
@@ -83,12 +85,89 @@ def test_bad_clips_are_named_counted_and_left_out(clips, tmp_path, capsys):
     assert len(corpus.split("train")) == 28_800
 
 
+@pytest.mark.parametrize("packing", ["folder", "tar"])
+def test_clips_are_split_after_the_unusable_ones_are_left_out(tmp_path, capsys, packing):
+    names = [f"{i}.wav" for i in range(6)]
+    splits = by_shares(names, (0.9, 0.05, 0.05))
+    assert sorted(splits.values()) == ["test", "train", "train", "train", "train", "valid"]
+    source = tmp_path / "in"
+    for i, name in enumerate(names):
+        path = write_audio(source / name, tone(0.2 + 0.01 * i))
+        if splits[name] == "valid":
+            path.write_bytes(b"RIFF" + bytes(100))
+        elif splits[name] == "test":  # a good header, and a body that breaks off
+            whole = write_audio(path, np.random.default_rng(0).normal(0, 0.1, 48_000), format="FLAC").read_bytes()
+            path.write_bytes(whole[: len(whole) // 2])
+    prefix = ""
+    if packing == "tar":
+        prefix, source = "in.tar/in/", tmp_path / "in.tar"
+        with tarfile.open(source, "w") as archive:
+            archive.add(tmp_path / "in", "in")
+    assert prepare("speech", source, "--data-dir", tmp_path / "data") == 0
+    corpus = Corpus.open(tmp_path / "data" / "speech")
+    corpus.verify()
+    usable = [f"{prefix}{name}" for name in names if splits[name] == "train"]
+    expected = by_shares(usable, (0.9, 0.05, 0.05))
+    assert {clip.source: clip.split for clip in corpus.clips} == expected
+    assert sorted(expected.values()) == ["test", "train", "train", "valid"]
+    for clip in corpus.clips:  # each clip's samples are where clips.csv says
+        i = int(clip.source.removeprefix(prefix).removesuffix(".wav"))
+        heard = np.frombuffer(corpus.tokenizer.decode(corpus.split(clip.split)[clip.start : clip.end]), "<i2")
+        assert len(heard) == 4800 + 240 * i
+        assert np.abs(heard / 32768 - tone(0.2 + 0.01 * i)).max() < 0.02
+    assert "warning: left out 2 of 6 clips:" in capsys.readouterr().err
+
+
+def test_too_few_usable_clips_are_refused_and_the_others_named(tmp_path, capsys):
+    for name in "abcd":
+        write_audio(tmp_path / "in" / f"{name}.wav", tone(0.2) if name in "ab" else np.zeros(24_000))
+    assert prepare("speech", "--source", tmp_path / "in", "--data-dir", tmp_path / "data") == 2
+    said = capsys.readouterr().err
+    assert "warning: left out 2 of 4 clips:\n  c.wav: is silent\n  d.wav: is silent\n" in said
+    assert said.splitlines()[-1].startswith("compressive data prepare: 2 clips to split: expected at least 3")
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_resampled_and_mixed_down_clips_are_said_and_recorded(tmp_path, capsys):
+    for i, (rate, channels) in enumerate([(24_000, 1), (22_050, 1), (44_100, 2), (44_100, 1), (24_000, 2), (8_000, 1)]):
+        write_audio(tmp_path / "in" / f"{i}.wav", np.stack([tone(0.3, rate)] * channels, axis=1), rate)
+    write_audio(tmp_path / "in" / "silent.wav", np.zeros((24_000, 2)), 48_000)  # left out, so not counted
+    expected = "4 clips resampled to 24 kHz (from 8, 22.05, 44.1 kHz); 2 clips mixed down to mono"
+    for word in ("prepared", "already prepared"):
+        assert prepare("speech", tmp_path / "in", "--data-dir", tmp_path / "data") == 0
+        said = capsys.readouterr().out
+        assert f"speech: {word}" in said
+        assert f"note: {expected}\n" in said
+    assert Corpus.open(tmp_path / "data" / "speech").manifest.note == expected
+
+
+def test_another_corpus_of_clips_is_replaced_only_by_force(clips, tmp_path, capsys):
+    assert prepare("speech", clips, "--data-dir", tmp_path / "data") == 0
+    before = (tmp_path / "data" / "speech" / "manifest.json").read_bytes()
+    capsys.readouterr()
+    for words, difference in (
+        (["--tokenizer", "pcm16"], "prepared with tokenizer mulaw, not tokenizer pcm16"),
+        ([], "prepared from other files, train/a.wav is not the same"),
+    ):
+        assert prepare("speech", clips, *words, "--data-dir", tmp_path / "data") == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert (
+            "speech holds another corpus (mulaw, vocabulary 256, 43,200 tokens of test/e.wav and 4 more), " in said.err
+        )
+        assert f"{difference}: choose another --name, or replace it with --force\n" in said.err
+        assert (tmp_path / "data" / "speech" / "manifest.json").read_bytes() == before
+        write_audio(clips / "train" / "a.wav", tone(0.5))
+    assert prepare("speech", clips, "--data-dir", tmp_path / "data", "--tokenizer", "pcm16", "--force") == 0
+    assert Corpus.open(tmp_path / "data" / "speech").tokenizer.kind == "pcm16"
+
+
 def test_without_usable_clips_nothing_is_written(clips, tmp_path, capsys):
     write_audio(clips / "test" / "e.wav", np.zeros(24_000))
     assert prepare("speech", "--source", clips, "--data-dir", tmp_path / "data") == 2
     said = capsys.readouterr().err
-    assert "no usable clip for the test split, 1 left out" in said
-    assert "test/e.wav: is silent" in said
+    assert "left out 1 of 5 clips:\n  test/e.wav: is silent\n" in said
+    assert said.splitlines()[-1] == "compressive data prepare: no usable clip for the test split, 1 left out"
     assert list((tmp_path / "data").iterdir()) == []
 
 
@@ -102,11 +181,12 @@ def test_without_a_source_the_embedded_speech_is_used(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_long_audio_takes_little_memory(tmp_path):
+@pytest.mark.parametrize("folders", [("train", "valid", "test"), ("a", "b", "c")], ids=["split", "by shares"])
+def test_long_audio_takes_little_memory(tmp_path, folders):
     """One clip of ten minutes, 29 MB of samples, and as much for valid and test."""
     noise = np.random.default_rng(0).normal(0, 0.1, 24_000)
-    for split in ("train", "valid", "test"):
-        write_audio(tmp_path / "in" / split / "long.wav", np.tile(noise, 600).astype(np.float32), subtype="PCM_16")
+    for folder in folders:
+        write_audio(tmp_path / "in" / folder / "long.wav", np.tile(noise, 600).astype(np.float32), subtype="PCM_16")
     tracemalloc.start()
     assert prepare("speech", "--source", tmp_path / "in", "--data-dir", tmp_path / "data") == 0
     _, peak = tracemalloc.get_traced_memory()

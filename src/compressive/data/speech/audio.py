@@ -45,6 +45,16 @@ def require_audio() -> tuple[Any, Any]:
     return soundfile, soxr
 
 
+def audio_format(file: IO[bytes]) -> tuple[int, int]:
+    """Return the sample rate in Hz and the number of channels; raise UnusableError if the file cannot be read."""
+    soundfile, _ = require_audio()
+    try:
+        with soundfile.SoundFile(file) as audio:
+            return audio.samplerate, audio.channels
+    except soundfile.SoundFileError as error:
+        raise UnusableError(f"cannot be read as audio ({_first_line(error)})") from error
+
+
 def read_audio(file: IO[bytes], start: int = 0, end: int | None = None) -> Iterator[Samples]:
     """Yield blocks of a file, or of its frames `start` to `end`, as int16 (n,) at 24 kHz, channels averaged.
 

@@ -37,7 +37,8 @@ class Found:
     """A clip before it is read."""
 
     name: str
-    split: str
+    split: str | None
+    """None if it is split by the shares of its source."""
     open: Callable[[], IO[bytes]]
     start: int = 0
     end: int | None = None
@@ -55,6 +56,8 @@ class Source:
     """Number of files that are not audio, by extension."""
     note: str = ""
     """What to know before comparing results on them."""
+    shares: tuple[float, float, float] = (0.9, 0.05, 0.05)
+    """Shares of train, valid and test among the usable clips whose split is None."""
 
 
 @dataclass(frozen=True)
@@ -113,26 +116,30 @@ def find_clips(path: Path, shares: tuple[float, float, float]) -> Source:
     """Return the clips of a user's folder or archive; no clip is in two splits.
 
     A folder with manifest.csv (split, start, end) and one file each for train, valid and test is cut accordingly. A
-    folder with subfolders train, valid and test keeps these splits. Otherwise clips are shuffled by a hash of their
-    names, which is always the same order, and split by shares of their number.
+    folder with subfolders train, valid and test keeps these splits. Otherwise the split of a clip is None: `by_shares`
+    assigns it when it is known which clips can be read.
     """
     if path.is_dir() and (rows := _cuts(path)):
         return _cut_files(path, rows)
 
-    def split(names: Sequence[str]) -> Callable[[PurePosixPath], str | None]:
+    def split(names: Sequence[str]) -> Callable[[PurePosixPath], str | None] | None:
         firsts = {part for name in names for part in PurePosixPath(name).parts[:-1] if part in SPLITS}
         if firsts == set(SPLITS):
             return lambda name: next((part for part in name.parts if part in SPLITS), None)
-        return _by_shares(names, shares).get
+        by_shares(names, shares)  # raises if there are too few, even if all can be read
+        return None
 
-    return _source([path], split)
+    return _source([path], split, shares)
 
 
-def _by_shares(names: Sequence[str], shares: tuple[float, float, float]) -> dict[PurePosixPath, str]:
-    """Assign clips to splits by shares, at least one to each; raise ValueError if there are too few clips."""
+def by_shares(names: Sequence[str], shares: tuple[float, float, float]) -> dict[str, str]:
+    """Return the split of each clip: shuffled by a hash of their names, always the same order, then cut by shares.
+
+    Every split gets at least one clip. Raises ValueError if there are too few.
+    """
     if len(names) < len(SPLITS):
         raise ValueError(
-            f"{len(names)} audio files: expected at least 3, one for each of train, valid and test; cut long "
+            f"{len(names)} clips to split: expected at least 3, one for each of train, valid and test; cut long "
             "recordings into clips, or give a folder with train/, valid/ and test/"
         )
     shuffled = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
@@ -141,11 +148,19 @@ def _by_shares(names: Sequence[str], shares: tuple[float, float, float]) -> dict
     if train < 1:
         raise ValueError(f"split={shares}: leaves none of {len(names)} clips for training; give train a larger share")
     splits = ["train"] * train + ["valid"] * valid + ["test"] * test
-    return {PurePosixPath(name): split for name, split in zip(shuffled, splits, strict=True)}
+    return dict(zip(shuffled, splits, strict=True))
 
 
-def _source(paths: Sequence[Path], choose: Callable[[Sequence[str]], Callable[[PurePosixPath], str | None]]) -> Source:
-    """Return all audio files of folders and archives; `choose` maps their names to a function that splits them."""
+def _source(
+    paths: Sequence[Path],
+    choose: Callable[[Sequence[str]], Callable[[PurePosixPath], str | None] | None],
+    shares: tuple[float, float, float] = Source.shares,
+) -> Source:
+    """Return all audio files of folders and archives.
+
+    `choose` maps their names to a function that gives the split of each, None for files that are left out; or to None
+    if all are split by shares.
+    """
     files: dict[str, Path] = {}
     for path in paths:
         if not path.exists():
@@ -168,11 +183,12 @@ def _source(paths: Sequence[Path], choose: Callable[[Sequence[str]], Callable[[P
 
     def clips() -> Iterator[Found]:
         for name, open_it in _open_all(files):
-            if name.lower().endswith(EXTENSIONS) and (part := split(PurePosixPath(name))) is not None:
+            part = None if split is None else split(PurePosixPath(name))
+            if name.lower().endswith(EXTENSIONS) and (split is None or part is not None):
                 yield Found(name, part, open_it)
 
     used = {name: file for name, file in files.items() if name.lower().endswith((*EXTENSIONS, *ARCHIVES))}
-    return Source({name: sha256_of(file) for name, file in used.items()}, clips, others)
+    return Source({name: sha256_of(file) for name, file in used.items()}, clips, others, shares=shares)
 
 
 def _cuts(folder: Path) -> list[dict[str, str]]:
