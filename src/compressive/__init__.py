@@ -25,7 +25,8 @@ _HOMES = {
     "ModelConfig": "compressive.config",
 }
 
-__all__ = ["CompressiveLM", "CompressiveTransformer", "DecodingState", "Memory", "ModelConfig"]
+__version__ = "0.1.0"
+__all__ = ["CompressiveLM", "CompressiveTransformer", "DecodingState", "Memory", "ModelConfig", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

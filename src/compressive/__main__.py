@@ -1,12 +1,21 @@
 """Entry point of `python -m compressive` and of the script `compressive`."""
 
+import os
+import sys
 from typing import NoReturn
-
-from compressive.cli import leave, main
 
 
 def command() -> NoReturn:
     """Run the command line and exit."""
+    # OpenMP's waiting threads spin. With more work than cores they take the cores from threads that have work: the
+    # quickstart trained ten times slower. A short spin costs an idle machine nothing (docs/log.md). OpenMP reads this
+    # when torch is imported; what the user has set stays.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    try:
+        from compressive.cli import leave, main
+    except KeyboardInterrupt:
+        sys.exit(130)
     leave(main())
 
 

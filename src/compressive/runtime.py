@@ -21,15 +21,29 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of a name, `auto` for a GPU if there is one; raises ValueError if it is not there."""
+    """Return the device of a name; raise ValueError if it is not there.
+
+    `auto` is an NVIDIA GPU if there is one, else Apple's (MPS) if it works, else the CPU.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if _mps_works() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device={name!r}: expected auto, cpu or a device that is there ({error})") from error
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).split(". ")[0].splitlines()[0]
+        raise ValueError(f"device={name!r}: expected auto, cpu or a device that is there ({reason})") from error
     return device
+
+
+def _mps_works() -> bool:
+    """Whether Apple's GPU is there and computes: virtual machines list one that fails when it is used."""
+    if not torch.backends.mps.is_available():
+        return False
+    try:
+        return bool(torch.ones(2, device="mps").sum().item() == 2)
+    except RuntimeError:
+        return False
 
 
 def autocast(model: nn.Module, precision: Precision) -> torch.autocast:

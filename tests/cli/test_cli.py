@@ -1,5 +1,7 @@
 """The command table: fast help, clear errors, presets printed as valid TOML."""
 
+import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import tomllib
 import pytest
 from training_helpers import command
 
+import compressive
 from compressive.cli import COMMANDS, guarded, main
 from compressive.config import RunConfig, preset_names
 from compressive.config.agent import AgentRun
@@ -62,7 +65,7 @@ def test_a_preset_is_shown_in_full_and_can_be_read_back(name, capsys):
 
 def test_presets_are_listed(capsys):
     assert main(["config"]) == 0
-    assert capsys.readouterr().out.split() == preset_names()
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == preset_names()
     assert main(["config", "enwik9"]) == 2
 
 
@@ -101,3 +104,121 @@ def test_a_missing_run_is_refused(tmp_path):
         result = command(*words, tmp_path / "nothing", *more)
         assert result.returncode == 2
         assert "is not a run: it holds no config.json; train one: compressive train PRESET --out" in result.stderr
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"compressive {compressive.__version__}\n"
+    assert importlib.metadata.version("compressive") == compressive.__version__
+
+
+@pytest.mark.parametrize("words", [["data"], ["data", "--help"], ["data", "pg19"], ["rl", "-h"]])
+def test_the_beginning_of_a_command_lists_its_commands(words, capsys):
+    assert main(words) == 0
+    shown, group = capsys.readouterr().out, " ".join(word for word in words if not word.startswith("-"))
+    assert all((f"compressive {name} " in shown) == name.startswith(group) for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "compressive: no command 'trian' (did you mean train?)"),
+        (["evalute", "runs/x"], "compressive: no command 'evalute runs/x' (did you mean evaluate?)"),
+        (["data", "prepear", "text"], "no command 'data prepear text' (did you mean data prepare?)"),
+        (["train", "enwik"], "compressive train: preset='enwik': expected a preset as the first argument"),
+        (["train", "enwik"], "(did you mean enwik8?)"),
+        (["config", "enwik9"], "compressive config: preset='enwik9' does not exist (did you mean enwik8?)"),
+        (["train", "rooms-tiny"], "preset='rooms-tiny' is an agent's: compressive rl train rooms-tiny"),
+        (["rl", "train", "quickstart"], "preset='quickstart' is a model's: compressive train quickstart"),
+        (["train", "--config", "no.toml"], "no.toml does not exist; compressive config PRESET > no.toml writes one"),
+        (["train", "quickstart", "--config", "a.toml"], "preset 'quickstart' and --config a.toml: give one of them"),
+        (["train", "--resume", "no-run"], "no-run is not a run: it holds no config.json"),
+        (
+            ["train", "quickstart", "--train.stps", "5"],
+            "unrecognized options: --train.stps, 5 (did you mean --train.steps?)",
+        ),
+        (
+            ["train", "quickstart", "--train.steps", "five"],
+            "--train.steps: invalid literal for int() with base 10: 'five'",
+        ),
+        (["evaluate"], "compressive evaluate: missing RUN; see compressive evaluate --help"),
+        (["evaluate", "x", "--split", "foo"], "invalid choice 'foo' for argument '--split'"),
+        (["bench", "--steps"], "missing value for argument '--steps'"),
+    ],
+)
+def test_a_wrong_command_gets_one_line_with_what_was_meant(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_presets_have_a_line_each_and_json(capsys):
+    assert main(["config", "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert list(about) == preset_names()
+    assert all(line.endswith(".") and 20 < len(line) < 170 for line in about.values())
+    assert main(["config", "enwik8", "--json"]) == 0
+    assert RunConfig.from_tables(json.loads(capsys.readouterr().out)) == RunConfig.from_preset("enwik8")
+
+
+INTERRUPTED_IMPORT = """
+import builtins, os, signal, sys
+real = builtins.__import__
+def interrupt(name, *more):
+    if name == {name!r}:
+        builtins.__import__ = real
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(name, *more)
+builtins.__import__ = interrupt
+sys.argv = ["compressive", "evaluate", "nowhere"]
+from compressive.__main__ import command
+command()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tyro", "torch"])
+def test_ctrl_c_within_imports_is_one_line(name):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT.format(name=name)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "compressive: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+)
+def test_waiting_threads_spin_briefly_unless_the_user_has_a_say(own, expected):
+    code = (
+        "import os, sys; sys.argv[1:] = ['--version']; from compressive.__main__ import command\n"
+        "try: command()\n"
+        "finally: print(os.environ.get('GOMP_SPINCOUNT')); assert 'torch' not in sys.modules"
+    )
+    bare = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env=bare | own, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == str(expected)
+
+
+def test_completion_knows_commands_presets_and_flags(tmp_path, capsys):
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "complete.sh").write_text(capsys.readouterr().out)
+
+    def complete(*words):
+        listed = " ".join(f"'{word}'" for word in ("compressive", *words))
+        code = (
+            f"source complete.sh; COMP_WORDS=({listed}); COMP_CWORD={len(words)}; _compressive; echo ${{COMPREPLY[*]}}"
+        )
+        return subprocess.run(
+            ["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout.split()
+
+    assert complete("") == list(dict.fromkeys(name.split()[0] for name in COMMANDS))
+    assert complete("data", "") == ["prepare", "pg19"]
+    assert complete("data", "pg19", "v") == ["verify"]
+    assert complete("train", "enwik8-b") == ["enwik8-base", "enwik8-base-txl"]
+    assert complete("train", "enwik8", "--train.st") == ["--train.steps"]
+    assert complete("rl", "train", "rooms-t") == ["rooms-tiny", "rooms-txl"]
+    assert complete("evaluate", "comp") == ["complete.sh"]
+    assert "bashcompinit" in (main(["completion", "zsh"]), capsys.readouterr().out)[1]

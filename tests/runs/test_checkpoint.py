@@ -1,6 +1,7 @@
 """Checkpoints: written atomically, checked when read; the last two and the best are kept."""
 
 import json
+import re
 import subprocess
 import textwrap
 
@@ -44,7 +45,7 @@ def test_without_checkpoints_there_is_none():
 
 @pytest.mark.parametrize("name", [SHARD, "manifest.json"])
 @pytest.mark.parametrize("damage", ["truncate", "alter", "remove"])
-def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, name, damage):
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, name, damage, capsys):
     save(tmp_path, 10)
     path = save(tmp_path, 20) / name
     content = path.read_bytes()
@@ -56,13 +57,24 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, name, damage):
         path.write_text(path.read_text().replace('"position": 140', '"position": 141'))
     else:
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.warns(UserWarning, match=r"step-00000020.*going back to the checkpoint before it"):
-        assert latest(tmp_path).step == 10
+    assert latest(tmp_path).step == 10
+    warned = capsys.readouterr().err
+    assert re.fullmatch(r"warning: .*step-00000020.*going back to the checkpoint before it\n", warned)
     with pytest.raises(CheckpointError):
         checkpoint.load(tmp_path / "step-00000020")
 
 
-def test_the_last_two_and_the_best_are_kept(tmp_path):
+def test_if_all_are_damaged_they_are_named_and_nothing_starts_anew(tmp_path):
+    folder = tmp_path / "run" / "checkpoints"
+    for step in (10, 20):
+        save(folder, step)
+        (folder / f"step-{step:08d}" / SHARD).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"all checkpoints .*step-00000020.*step-00000010.*start anew with another"):
+        checkpoint.latest(folder)
+    assert checkpoint.latest(tmp_path / "none") is None
+
+
+def test_the_last_two_and_the_best_are_kept(tmp_path, capsys):
     for step in range(1, 7):
         save(tmp_path, step)
         if step == 2:
@@ -73,8 +85,8 @@ def test_the_last_two_and_the_best_are_kept(tmp_path):
     ]  # fmt: skip
     assert best(tmp_path).step == 2
     (tmp_path / "step-00000002" / SHARD).unlink()
-    with pytest.warns(UserWarning, match="using the newest instead of the best"):
-        assert best(tmp_path).step == 6
+    assert best(tmp_path).step == 6
+    assert "using the newest instead of the best" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -5,9 +5,11 @@ compressive train enwik8-base --train.steps 1000
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
+
+from compressive import __version__, console
 
 Options = TypeVar("Options")
 
@@ -27,28 +29,63 @@ COMMANDS = {
     "bench": ("bench", "measure training and generation speed on this machine"),
     "export": ("export", "export a run's model as one folder"),
     "config": ("config", "list presets, or print one in full"),
+    "completion": ("completion", "print a script that completes commands, presets and flags in bash or zsh"),
 }
 """Command to module of this package and description; the module's `main` takes the remaining arguments."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; `arguments` default to `sys.argv[1:]`."""
-    words = sys.argv[1:] if arguments is None else arguments
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    console.set_quiet("--quiet" in words)
+    words = [word for word in words if word != "--quiet"]
+    try:
+        return _dispatch(words)
+    except KeyboardInterrupt:
+        print("compressive: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _dispatch(words: list[str]) -> int:
     for count in (3, 2, 1):
         name = " ".join(words[:count])
         if name in COMMANDS:
             module = import_module(f"compressive.cli.{COMMANDS[name][0]}")
             code: int = module.main(words[count:], prog=f"compressive {name}")
             return code
-    asked = not words or words[0] in ("-h", "--help", "help")
-    width = max(map(len, COMMANDS))
-    lines = [f"  compressive {name:<{width}}   {purpose}" for name, (_, purpose) in COMMANDS.items()]
-    text = "\n".join(["The Compressive Transformer.", "", *lines, "", "Add --help to a command for its options."])
-    if asked:
-        print(text)
+    if words[:1] == ["--version"]:
+        print(f"compressive {__version__}")
         return 0
-    print(f"compressive: no command {' '.join(words[:3])!r}\n\n{text}", file=sys.stderr)
+    asked = [word for word in words if word not in ("-h", "--help", "help")]
+    group = " ".join(asked)
+    listed = [name for name in COMMANDS if not group or name.startswith(f"{group} ")]
+    if listed:  # no words, or the beginning of a command: `data`, `data pg19`, `rl`
+        print(_overview(listed))
+        return 0
+    wrong = " ".join(word for word in words[:3] if not word.startswith("-")) or words[0]
+    print(f"compressive: no command {wrong!r}{perhaps(wrong, COMMANDS)}; compressive --help lists all", file=sys.stderr)
     return 2
+
+
+def _overview(names: list[str]) -> str:
+    width = max(map(len, names))
+    lines = [f"  compressive {name:<{width}}   {COMMANDS[name][1]}" for name in names]
+    notes = (
+        "Add --help to a command for its options, --quiet for results and errors only. --version prints the version."
+    )
+    return "\n".join([f"The Compressive Transformer, version {__version__}.", "", *lines, "", notes])
+
+
+def perhaps(word: str, known: Iterable[str]) -> str:
+    """Return a suggestion of what was meant, to go into an error message, or nothing."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1)
+    if not close:  # `evaluate runs/x` with a typo: compare the first word alone
+        close = difflib.get_close_matches(word.split(" ")[0], [name for name in known if " " not in name], n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def with_new_flags(arguments: list[str], renamed: Mapping[str, str] | None = None) -> list[str]:
@@ -75,6 +112,12 @@ def _flag(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
+def given_fields(arguments: list[str]) -> set[str]:
+    """Return the configuration fields that flags set: `--model.vocab-size 8000` sets `model.vocab_size`."""
+    flags = [word.split("=")[0] for word in arguments if word.startswith("--")]
+    return {flag[2:].replace("-", "_").replace(".no_", ".") for flag in flags}
+
+
 def leave(code: int) -> NoReturn:
     """Exit the process with the exit code of a command.
 
@@ -88,20 +131,50 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def preset_first(arguments: list[str], names: list[str], shown: str) -> tuple[str, list[str]]:
-    """Split off the preset's name, the first argument; --help without a preset shows the options of `shown`.
+def parse(
+    options: Any,
+    arguments: list[str],
+    prog: str,
+    description: str,
+    renamed: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Any:
+    """Parse arguments into the dataclass `options`; --help prints and exits.
 
-    Raises ValueError if the name is missing or unknown.
+    `renamed` maps flags of version 0.1 to their current names, `more` goes to tyro. Raises ValueError, in one line, for
+    arguments that do not fit.
     """
-    if arguments and not arguments[0].startswith("-"):
-        name: str | None = arguments[0]
-    else:
-        name = None
-        if set(arguments) & {"-h", "--help"}:
-            return shown, arguments
-    if name is None or name not in names:
-        raise ValueError(f"preset={name!r}: expected a preset as the first argument, one of {', '.join(names)}")
-    return name, arguments[1:]
+    import contextlib
+    import io
+
+    import tyro
+
+    words, said = with_new_flags(arguments, renamed), io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(options, args=words, prog=prog, description=f"{description} --quiet: print less.", **more)
+    except SystemExit as error:
+        if not error.code:
+            raise
+        raise ValueError(f"{_one_line(said.getvalue())}; see {prog} --help") from None
+
+
+def _one_line(box: str) -> str:
+    """Return the message of tyro's error box: its first section, and the flag that it suggests."""
+    lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
+    sections: list[list[str]] = [[]]
+    for line in lines:
+        if line and set(line) == {"─"}:
+            sections.append([])
+        else:
+            sections[-1].append(line)
+    message = " ".join(sections[0])
+    if message.startswith("Missing from"):
+        message = "missing " + ", ".join(line for line in sections[0][1:] if not line.endswith((".", ")")))
+    for section in sections[1:]:
+        if section and section[0].startswith("Perhaps you meant"):
+            message += f" (did you mean {section[1].split()[0]}?)"
+    return message[:1].lower() + message[1:].rstrip(".") if message else "arguments that do not fit"
 
 
 def run(
@@ -112,14 +185,8 @@ def run(
     description: str,
     renamed: Mapping[str, str] | None = None,
 ) -> int:
-    """Parse the arguments into `options`, call the function and return its exit code; see `guarded` for errors.
-
-    `renamed` maps flags of version 0.1 to their current names.
-    """
-    import tyro
-
-    parsed = tyro.cli(options, args=with_new_flags(arguments, renamed), prog=prog, description=description)
-    return guarded(lambda: function(parsed), prog)
+    """Parse the arguments into `options`, call the function and return its exit code; see `parse` and `guarded`."""
+    return guarded(lambda: function(parse(options, arguments, prog, description, renamed)), prog)
 
 
 def guarded(function: Callable[[], int], prog: str) -> int:

@@ -1,8 +1,11 @@
 """Presets: TOML files in `presets/`, one per experiment, and the conversion of their tables to dataclasses."""
 
 import dataclasses
+import itertools
+import re
 import tomllib
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from compressive.config.checks import require
@@ -16,13 +19,34 @@ def preset_names(holding: str | None = None) -> list[str]:
 
 
 def load_preset(name: str) -> dict[str, Any]:
-    """Read a preset's tables; `extends = "other"` starts from the other preset's values.
-
-    Raises ValueError if there is no such preset.
-    """
+    """Read a preset's tables; raise ValueError if there is no such preset."""
     if name not in preset_names():
         raise ValueError(f"preset={name!r} does not exist; choose one of {', '.join(preset_names())}")
-    tables = tomllib.loads((resources.files("compressive") / "presets" / f"{name}.toml").read_text("utf-8"))
+    return _resolve(tomllib.loads(_read(name)))
+
+
+def load_file(path: Path) -> dict[str, Any]:
+    """Read the tables of a TOML file, such as one printed by `compressive config`; raise ValueError if it is none."""
+    try:
+        return _resolve(tomllib.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist; compressive config PRESET > {path} writes one") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no TOML file ({error}); compressive config PRESET prints one") from error
+
+
+def describe_preset(name: str) -> str:
+    """Return the first sentence of a preset's leading comment: what it is."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), _read(name).splitlines())
+    return re.split(r"(?<=\.) (?=[A-Z])", " ".join(line.lstrip("# ") for line in lines))[0]
+
+
+def _read(name: str) -> str:
+    return (resources.files("compressive") / "presets" / f"{name}.toml").read_text("utf-8")
+
+
+def _resolve(tables: dict[str, Any]) -> dict[str, Any]:
+    """Lay tables over those of the preset that they extend: `extends = "other"`."""
     if (parent := tables.pop("extends", None)) is None:
         return tables
     merged = load_preset(parent)

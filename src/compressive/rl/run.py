@@ -9,7 +9,7 @@ from compressive.config.agent import AgentRun
 from compressive.rl.agent.agent import Agent
 from compressive.rl.env.task import Task
 from compressive.runs import checkpoint
-from compressive.runs.run import Folder, read_config
+from compressive.runs.run import Folder, naming, read_config
 
 
 class AgentFolder(Folder[AgentRun]):
@@ -20,8 +20,12 @@ class AgentFolder(Folder[AgentRun]):
         """Open an existing run. Raises FileNotFoundError if there is none, ValueError if it is no agent's run."""
         tables = read_config(folder, "compressive rl train")
         if "task" not in tables:
-            raise ValueError(f"{folder} is no agent's run, but a text run; train an agent: compressive rl train PRESET")
-        return cls(folder, AgentRun.from_tables(tables))
+            raise ValueError(
+                f"{folder} is no agent's run, but one of text or audio: use compressive evaluate {folder}, or train an "
+                "agent: compressive rl train PRESET"
+            )
+        with naming(folder / "config.json"):
+            return cls(folder, AgentRun.from_tables(tables))
 
     def agent(self, task: Task, device: torch.device) -> tuple[Agent, int]:
         """Build the agent for a task and load its newest weights; return it with their step.

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from compressive.console import warn
 from compressive.distributed import World, local
 from compressive.runtime import write_atomically
 
@@ -58,7 +59,8 @@ class Checkpoint:
         }
         if not found:
             raise CheckpointError(f"{self.folder} holds no {part!r}: it was written by another kind of run")
-        state_dict_loader.load(found, storage_reader=reader, no_dist=True)
+        with _plain_errors(f"{self.folder} cannot be read"):
+            state_dict_loader.load(found, storage_reader=reader, no_dist=True)
         return {name.removeprefix(f"{part}."): tensor for name, tensor in found.items()}
 
     def fill(self, parts: Parts, world: World | None = None) -> None:
@@ -199,12 +201,25 @@ def prune(folder: Path, keep: int = 2) -> None:
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """Return the newest undamaged checkpoint, or None; warn about each damaged one."""
+    """Return the newest undamaged checkpoint, None if there is no checkpoint at all; warn about each damaged one.
+
+    Raises CheckpointError if all of them are damaged.
+    """
+    damaged = []
     for step in reversed(_steps(folder)):
         try:
-            return load(folder / f"step-{step:08d}")
+            found = load(folder / f"step-{step:08d}")
         except CheckpointError as error:
-            warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
+            damaged.append(str(error))
+            continue
+        for reason in damaged:
+            warn(f"{reason}; going back to the checkpoint before it")
+        return found
+    if damaged:
+        raise CheckpointError(
+            f"all checkpoints in {folder} are damaged ({'; '.join(damaged)}): restore one from a copy, or start anew "
+            f"with another --out, or after removing {folder.parent}"
+        )
     return None
 
 
@@ -214,7 +229,7 @@ def best(folder: Path) -> Checkpoint | None:
         try:
             return load(folder / f"step-{step:08d}")
         except CheckpointError as error:
-            warnings.warn(f"{error}; using the newest instead of the best", stacklevel=2)
+            warn(f"{error}; using the newest instead of the best")
     return latest(folder)
 
 
@@ -235,10 +250,15 @@ def load(folder: Path) -> Checkpoint:
 
 @contextlib.contextmanager
 def _plain_errors(what: str) -> Iterator[None]:
-    """Turn DCP's exception into a CheckpointError that names each failed process; it is not an `Exception` itself."""
+    """Turn DCP's exception into a CheckpointError that names each failed process; it is not an `Exception` itself.
+
+    DCP also wraps Ctrl-C, which is unwrapped here.
+    """
     try:
         yield
     except CheckpointException as error:
+        if any(isinstance(cause[0], KeyboardInterrupt) for cause in error.failures.values()):
+            raise KeyboardInterrupt from None
         causes = [f"process {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items())]
         raise CheckpointError(f"{what} ({'; '.join(causes)})") from error
 

@@ -1,19 +1,25 @@
 """A run's folder: its configuration and its corpus; `trained.py` loads its model.
 
 runs/NAME/config.json        the resolved configuration
+         /tokenizer.json     the tokeniser of the corpus
+         /corpus.json        name and fingerprint of the corpus
          /environment.jsonl  versions, hardware, commit: one line per start or resume
          /metrics.jsonl      one record per logged step and per evaluation
          /samples/           text sampled during training
          /checkpoints/       the last two and the best
 """
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from compressive.config import RunConfig
+from compressive.console import warn
+from compressive.runtime import write_atomically
 
 if TYPE_CHECKING:
     from compressive.data.corpus import Corpus
@@ -21,6 +27,9 @@ if TYPE_CHECKING:
 
 
 Config = TypeVar("Config")
+
+CORPUS = "corpus.json"
+"""Where a run keeps the name and fingerprint of its corpus."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class Folder(Generic[Config]):
         """Create the folder of a run and write its configuration; a resumed run overwrites its configuration."""
         folder.mkdir(parents=True, exist_ok=True)
         tables = dataclasses.asdict(config)  # type: ignore[call-overload]
-        (folder / "config.json").write_text(json.dumps(tables, indent=1), "utf-8")
+        write_atomically(folder / "config.json", json.dumps(tables, indent=1))
         return cls(folder, config)
 
     @property
@@ -45,32 +54,96 @@ class Folder(Generic[Config]):
 
 
 def read_config(folder: Path, command: str) -> dict[str, Any]:
-    """Read a run's config.json as tables; raise FileNotFoundError, naming the training `command`, if it is missing."""
+    """Read a run's config.json as tables.
+
+    Raises FileNotFoundError, naming the training `command`, if there is none, and ValueError if it is no JSON object.
+    """
+    path = folder / "config.json"
     try:
-        tables: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+        tables = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{folder} is not a run: it holds no config.json; train one: {command} PRESET --out {folder}"
         ) from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); {RESTORE}") from None
+    if not isinstance(tables, dict) or not all(isinstance(values, dict) for values in tables.values()):
+        raise ValueError(f"{path} is damaged (expected an object of tables); {RESTORE}")
     return tables
 
 
+RESTORE = "restore it from a copy, or from the preset that the run was trained with: compressive config PRESET"
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in errors about its values."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
 class Run(Folder[RunConfig]):
-    """A training run on text or audio."""
+    """A training run on text or audio, or a release."""
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open an existing run."""
-        return cls(folder, RunConfig.from_tables(read_config(folder, "compressive train")))
+        """Open an existing run; raise FileNotFoundError if there is none, ValueError if it is an agent's or damaged."""
+        tables = read_config(folder, "compressive train")
+        if "task" in tables:
+            raise ValueError(
+                f"{folder} is an agent's run: use compressive rl evaluate {folder}, compressive rl watch {folder} or "
+                f"compressive rl train --resume {folder}"
+            )
+        with naming(folder / "config.json"):
+            return cls(folder, RunConfig.from_tables(tables))
+
+    def keep_corpus(self, corpus: "Corpus") -> None:
+        """Write the corpus's tokeniser and fingerprint into the run's folder, unless they are there."""
+        if not (self.folder / CORPUS).exists():
+            corpus.tokenizer.save(self.folder)
+            about = {
+                "name": corpus.name,
+                "fingerprint": corpus.fingerprint,
+                "tokenizer": corpus.manifest.tokenizer,
+                "tokenizer_sha256": corpus.manifest.tokenizer_sha256,
+            }
+            write_atomically(self.folder / CORPUS, json.dumps(about, indent=1) + "\n")
 
     def corpus(self, data_dir: Path | None = None) -> "Corpus":
-        """Open the run's corpus, from `data_dir` if given, else from the folder used in training."""
+        """Open the run's corpus, from `data_dir` if given, else from the folder used in training.
+
+        Raises ValueError if another corpus is there now. In a `data_dir` that was given, another text is allowed, with
+        a warning, if its tokeniser is the run's.
+        """
         from compressive.data.corpus import Corpus
 
-        return Corpus.open((data_dir or Path(self.config.data.data_dir)) / self.config.data.corpus)
+        corpus = Corpus.open((data_dir or Path(self.config.data.data_dir)) / self.config.data.corpus)
+        try:
+            kept = json.loads((self.folder / CORPUS).read_text("utf-8"))
+        except FileNotFoundError:  # written by version 0.1
+            return corpus
+        if corpus.fingerprint == kept["fingerprint"]:
+            return corpus
+        remedy = (
+            "prepare the run's own corpus under another --data-dir and give that, or train a new run; "
+            f"compressive generate {self.folder} needs no corpus"
+        )
+        if corpus.manifest.tokenizer_sha256 != kept["tokenizer_sha256"]:
+            raise ValueError(
+                f"{corpus.folder} was prepared anew, with another tokeniser ({corpus.manifest.tokenizer}, "
+                f"{corpus.vocab_size:,} tokens) than {self.folder} was trained with ({kept['tokenizer']}); {remedy}"
+            )
+        if data_dir is None:
+            raise ValueError(
+                f"{corpus.folder} was prepared anew: it holds other text than {self.folder} was trained on; {remedy}"
+            )
+        warn(f"{corpus.folder} holds other text than {self.folder} was trained on")
+        return corpus
 
     def tokenizer(self, data_dir: Path | None = None) -> "Tokenizer":
-        """Return the run's tokeniser; a release holds it itself."""
+        """Return the run's tokeniser, which its folder holds; runs of version 0.1 have it in their corpus."""
         from compressive.data.tokenizer import FILE, load_tokenizer
 
         return load_tokenizer(self.folder) if (self.folder / FILE).is_file() else self.corpus(data_dir).tokenizer

@@ -25,6 +25,7 @@ from compressive.model.language_model import LanguageModel
 from compressive.runs import checkpoint
 from compressive.runs.run import Run
 from compressive.runtime import Stopwatch, noted_signals, peak_gib, pick_device
+from compressive.training import preflight
 from compressive.training.flops import peak_flops, training_flops_per_token
 from compressive.training.recorder import Recorder, clock
 from compressive.training.schedule import learning_rate
@@ -48,16 +49,7 @@ def train(run: Run, world: World | None = None) -> int:
     config, options = run.config, run.config.train
     world = world or World(device=pick_device(options.device))
     device, corpus = world.device, run.corpus()
-    if corpus.vocab_size > config.model.vocab_size:
-        raise ValueError(
-            f"vocab_size={config.model.vocab_size}: the corpus {corpus.name} has {corpus.vocab_size} tokens; "
-            f"give --model.vocab-size {corpus.vocab_size}"
-        )
-    if config.model.head == "logistics" and corpus.vocab_size != config.model.vocab_size:
-        raise ValueError(
-            f"head='logistics' over {config.model.vocab_size} codes: the corpus {corpus.name} has {corpus.vocab_size}, "
-            "which would stand for other amplitudes; prepare it with --tokenizer pcm16, or use head softmax"
-        )
+    preflight.check_vocabulary(config.model, corpus)
     streams = Streams(corpus.split("train"), options.batch, *world.streams(options.batch), corpus.starts("train"))
     stride = config.model.window * options.unroll
     if streams.length < stride:
@@ -66,6 +58,8 @@ def train(run: Run, world: World | None = None) -> int:
             "give a smaller batch or window"
         )
 
+    world.first(lambda: run.keep_corpus(corpus))
+    preflight.report(config, world, streams.count)
     torch.manual_seed(options.seed)
     model = build_model(config.model).to(device).train()
     step_fn = Step(model, options, world, streams.count)

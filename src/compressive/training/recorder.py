@@ -15,6 +15,7 @@ from rich.text import Text
 
 from compressive.config import RunConfig
 from compressive.config.agent import AgentRun
+from compressive.console import is_quiet
 from compressive.runtime import write_atomically
 
 
@@ -31,7 +32,7 @@ class Recorder:
         speaks: bool = True,
     ) -> None:
         self.folder, self.config, self.unit = folder, config, unit
-        self.console = Console(stderr=False, quiet=not speaks)
+        self.console = Console(stderr=False, quiet=not speaks or is_quiet())
         self.first_step, self.seconds_before, self.began = first_step, seconds_before, time.monotonic()
         self.sinks: list[Any] = []
         if config.train.tensorboard and speaks:
@@ -146,7 +147,7 @@ def _tensorboard(folder: Path) -> _Sink:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ValueError(
-            f"train.tensorboard=True: not installed; pip install 'compressive[tensorboard]' ({error})"
+            f"train.tensorboard=True: not installed; pip install -e '.[tensorboard]' ({error})"
         ) from None
     writer = SummaryWriter(str(folder / "tensorboard"))
 
@@ -161,7 +162,7 @@ def _wandb(folder: Path, config: RunConfig | AgentRun) -> _Sink:
     try:
         import wandb
     except ImportError:
-        raise ValueError("train.wandb=True: not installed; pip install 'compressive[wandb]'") from None
+        raise ValueError("train.wandb=True: not installed; pip install -e '.[wandb]'") from None
     import dataclasses
 
     run = wandb.init(

@@ -1,11 +1,21 @@
-"""`compressive rl train PRESET`: every value of the preset can be overridden."""
+"""Train an agent: from a preset, from a configuration file, or on from a run.
+
+compressive rl train rooms-tiny
+compressive rl train --config my.toml --out runs/mine
+compressive rl train --resume runs/mine
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from compressive.cli import guarded, preset_first, with_new_flags
+from compressive.cli import guarded, parse
+from compressive.cli.start import begin, starting_point
 from compressive.config import preset_names
 from compressive.config.agent import AgentRun
+
+if TYPE_CHECKING:
+    from compressive.rl.run import AgentFolder
 
 SHOWN = "rooms"
 """The preset whose values `--help` shows if none is named."""
@@ -20,29 +30,42 @@ class Train(AgentRun):
     out: Path = Path("runs/PRESET")
     """Folder of the run: configuration, metrics, checkpoints."""
     resume: bool = False
-    """Continue from the newest complete checkpoint in `out`; start from scratch if there is none."""
+    """Continue from the newest complete checkpoint in `out`; start from scratch if there is none.
+    Without a preset, --resume RUN takes everything from the run."""
+    config: Path | None = None
+    """TOML file to start from in place of a preset, such as one printed by `compressive config PRESET`."""
 
 
 def main(arguments: list[str], prog: str) -> int:
-    """Parse a preset's name and overrides, then train."""
-    return guarded(lambda: _train(*preset_first(arguments, preset_names("task"), SHOWN), prog), prog)
+    """Parse a starting point and overrides, then train."""
+    return guarded(lambda: _train(arguments, prog), prog)
 
 
-def _train(preset: str, arguments: list[str], prog: str) -> int:
-    import tyro
-
-    default = AgentRun.from_preset(preset)
-    options = tyro.cli(
+def _train(arguments: list[str], prog: str) -> int:
+    start = starting_point(arguments, AgentRun, _open, "task", SHOWN)
+    default = start.config
+    options = parse(
         Train,
-        default=Train(default.model, default.task, default.agent, default.train, Path("runs") / preset, False),
-        args=with_new_flags(arguments),
-        prog=f"{prog} PRESET" if preset == SHOWN else f"{prog} {preset}",
-        description=f"Train an agent. Presets: {', '.join(preset_names('task'))}. Defaults are those of {preset}.",
+        start.arguments,
+        f"{prog} PRESET" if start.name == SHOWN else f"{prog} {start.name}",
+        f"Train an agent. Presets: {', '.join(preset_names('task'))}. Defaults are those of {start.name}.",
+        default=Train(default.model, default.task, default.agent, default.train, start.out, start.resume),
     )
-    config = AgentRun(options.model, options.task, options.agent, options.train)
 
-    from compressive.cli.train import begin
+    from compressive.console import note
     from compressive.rl.loop import train
     from compressive.rl.run import AgentFolder
+    from compressive.runtime import pick_device
+    from compressive.training.preflight import fit_device
 
+    protocol, changes = fit_device(options.train, start.given, pick_device(options.train.device))
+    for change in changes:
+        note(change)
+    config = AgentRun(options.model, options.task, options.agent, protocol)
     return train(begin(AgentFolder, options.out, config, options.resume, FIXED))
+
+
+def _open(folder: Path) -> "AgentFolder":
+    from compressive.rl.run import AgentFolder
+
+    return AgentFolder.open(folder)

@@ -1,0 +1,150 @@
+"""Before the first step: what a run takes over from its corpus and its machine, and what it will need."""
+
+import dataclasses
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from compressive.architectures import build_model
+from compressive.config import AnyModelConfig, LearnConfig, ModelConfig, RunConfig, TrainConfig
+from compressive.console import note, warn
+from compressive.data.corpus import Corpus
+from compressive.distributed import World
+from compressive.kernels.dispatch import using
+from compressive.runtime import memory_gib
+
+GIB = 2**30
+Protocol = TypeVar("Protocol", TrainConfig, LearnConfig)
+
+
+def fit(config: RunConfig, given: Collection[str], corpus: Corpus, device: torch.device) -> tuple[RunConfig, list[str]]:
+    """Return the configuration with what its corpus and device decide, and a sentence for each change.
+
+    The vocabulary is the corpus's; see also `fit_device`. A field that is `given`, such as `model.vocab_size`, stays.
+    """
+    model, said = config.model, []
+    size = corpus.vocab_size
+    if model.head == "softmax" and model.vocab_size != size and "model.vocab_size" not in given:
+        said.append(f"vocabulary of {size:,}, that of {corpus.name}, in place of {model.vocab_size:,}")
+        changes: dict[str, Any] = {"vocab_size": size}
+        if isinstance(model, ModelConfig) and "model.adaptive_cutoffs" not in given:
+            changes["adaptive_cutoffs"] = tuple(cut for cut in model.adaptive_cutoffs if cut < size)
+        model = dataclasses.replace(model, **changes)
+    train, changes_of_device = fit_device(config.train, given, device)
+    return RunConfig(model, config.data, train), said + changes_of_device
+
+
+def fit_device(train: Protocol, given: Collection[str], device: torch.device) -> tuple[Protocol, list[str]]:
+    """Return the training protocol of text or of an agent for a device, and a sentence for each change.
+
+    Without an NVIDIA GPU, products are in fp32 and nothing is compiled: presets made for one would be slow.
+    """
+    if device.type == "cuda":
+        return train, []
+    changes: dict[str, Any] = {}
+    if train.precision == "bf16" and "train.precision" not in given:
+        changes["precision"] = "fp32"
+    if train.compile and "train.compile" not in given:
+        changes["compile"] = False
+    flags = ["--train.precision bf16"] * ("precision" in changes) + ["--train.compile"] * ("compile" in changes)
+    said = [f"{device}: fp32, not compiled; {' '.join(flags)} asks for what the preset has"] if flags else []
+    return dataclasses.replace(train, **changes), said
+
+
+def check_vocabulary(model: AnyModelConfig, corpus: Corpus) -> None:
+    """Raise ValueError for a model that lacks tokens of the corpus; warn of tokens that the corpus lacks."""
+    size = corpus.vocab_size
+    if model.head == "logistics" and model.vocab_size != size:
+        raise ValueError(
+            f"head='logistics' over {model.vocab_size} codes: the corpus {corpus.name} has {size}, "
+            "which would stand for other amplitudes; prepare it with --tokenizer pcm16, or use head softmax"
+        )
+    if model.vocab_size < size:
+        raise ValueError(
+            f"vocab_size={model.vocab_size}: the corpus {corpus.name} has {size} tokens; "
+            f"give --model.vocab-size {size}, or leave it out"
+        )
+    if model.vocab_size > size:
+        warn(f"vocab_size={model.vocab_size}: the corpus {corpus.name} has {size} tokens; the others are never trained")
+
+
+class Need(NamedTuple):
+    """Bytes that one process of a run needs on its device."""
+
+    weights: int  # with gradients and Adam's two moments
+    activations: int  # kept for the backward pass
+    memory: int  # recent and compressed memory, before and after a step
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        return sum(self)
+
+
+def estimate(config: RunConfig, device: torch.device, streams: int) -> Need:
+    """Estimate what a run needs, by a forward pass without data that counts what it keeps for the backward pass."""
+    options, kept = config.train, list[UntypedStorage]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.untyped_storage())
+        return tensor
+
+    bf16 = options.precision == "bf16"
+    with FakeTensorMode(), using(options.attention), torch.device(device):
+        model = build_model(config.model).train()
+        parameters = [parameter.untyped_storage() for parameter in model.parameters()]
+        memory = model.initial_memory(streams)
+        if bf16:
+            memory = memory.map(lambda x: x.bfloat16() if x.ndim == 3 else x)
+        slots = [x.untyped_storage() for x in memory.state_dict().values()]
+        x = model.embedding(torch.zeros(streams, config.model.window, dtype=torch.long))
+        with (
+            torch.autocast(device.type, torch.bfloat16, enabled=bf16),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        ):
+            model.trunk(x, memory)
+    weights, activations = _bytes(parameters), _bytes(kept, apart_from=parameters)
+    if options.recompute:  # one layer's, and the input of each
+        layers = config.model.n_layers
+        activations = activations // layers + layers * x.numel() * x.element_size()
+    accumulated = options.update_every > 1 and options.steps > options.update_every_from
+    return Need(weights * (4 + accumulated), activations * options.unroll, 2 * _bytes(slots))
+
+
+def _bytes(storages: Iterable[UntypedStorage], apart_from: Iterable[UntypedStorage] = ()) -> int:
+    """Add up the sizes of storages, each once."""
+    sizes = {storage._cdata: storage.nbytes() for storage in storages}
+    return sum(sizes[key] for key in sizes.keys() - {storage._cdata for storage in apart_from})
+
+
+def report(config: RunConfig, world: World, streams: int) -> None:
+    """Say what a run will need, and warn where the machine has less or where the rate never reaches its peak."""
+    options = config.train
+    if world.is_first and options.steps <= options.warmup_steps:
+        warn(_warm_up(options))
+    if not world.is_first or options.parallel == "fsdp":  # shards: a process needs less than a whole model
+        return
+    try:
+        need = estimate(config, world.device, streams)
+    except Exception as error:  # an estimate must not stop a run
+        note(f"no estimate of the memory that the run needs ({error})")
+        return
+    there = memory_gib(world.device)
+    parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in need._asdict().items())
+    has = "" if there is None else f"; {world.device} has {there:.1f}"
+    note(f"needs about {need.total / GIB:.1f} GiB ({parts}), besides Python and torch{has}")
+    if there is not None and need.total > there * GIB:
+        warn(
+            f"about {need.total / GIB:.1f} GiB are needed and {there:.1f} are there: give a smaller --train.batch "
+            "(more --train.update-every), --model.window or model, or --train.recompute"
+        )
+
+
+def _warm_up(options: TrainConfig) -> str:
+    return (
+        f"steps={options.steps} end within warmup_steps={options.warmup_steps}: the learning rate never reaches "
+        f"{options.learning_rate:g}; give more --train.steps or fewer --train.warmup-steps"
+    )
