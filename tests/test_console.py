@@ -9,6 +9,7 @@ from compressive import console
 
 @pytest.fixture(autouse=True)
 def talkative():
+    console.set_quiet(False)
     yield
     console.set_quiet(False)
 

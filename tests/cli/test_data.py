@@ -115,7 +115,8 @@ def test_words_refuse_binary(tmp_path, capsys):
     assert main(words) == 0
 
 
-def test_a_small_vocabulary_says_why(story, tmp_path, capsys):
+def test_a_small_vocabulary_says_why(story, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("compressive.console._quiet", False)  # so that it is reset after this test
     words = ["data", "prepare", "text", str(story), "--data-dir", str(tmp_path), "--tokenizer", "bpe"]
     assert main([*words, "--quiet"]) == 0
     size = Corpus.open(tmp_path / "story").vocab_size
@@ -133,7 +134,7 @@ def test_a_small_vocabulary_says_why(story, tmp_path, capsys):
         ("enwik8", {"source": Path("nowhere.xz")}, "nowhere.xz does not exist"),
         ("wikitext103", {"source": Path("nowhere")}, "nowhere does not exist"),
         ("pg19", {}, "pg19 build --source TEXTS --out BUILT"),
-        ("pg19", {"source": Path("nowhere")}, "nowhere/train has no books"),
+        ("pg19", {"source": Path("nowhere")}, "nowhere does not exist: expected one with train"),
         ("text", {"vocabulary": Path("nowhere")}, "nowhere does not exist"),
     ],
 )

@@ -161,8 +161,9 @@ def read_pg19(folder: Path) -> Text:
     feeds nearly always follow a carriage return, so a model can learn where a book ends. Raises FileNotFoundError if
     a split has no books.
     """
-    from compressive.data.pg19.catalogue import official  # circular: it imports this module
+    from compressive.data.pg19.catalogue import official, require_built  # circular: it imports this module
 
+    require_built(folder)
     books: dict[str, list[_TextFile]] = {}
     for split, name in PG19_FOLDERS.items():
         paths = (path for path in (folder / name).glob("*.txt") if path.stem.isdecimal())

@@ -37,7 +37,11 @@ def main(arguments: list[str], prog: str) -> int:
 def build(options: Build) -> int:
     """Build and print a summary; after Ctrl-C the same command resumes."""
     from compressive.data.pg19 import build as pg19
+    from compressive.data.workers import check_workers
 
+    check_workers(options.workers)
+    if options.out.exists() and not options.out.is_dir():
+        raise ValueError(f"out={options.out}: is a file, expected a folder")
     try:
         print(pg19.build(options.source, options.out, options.metadata, options.workers))
     except KeyboardInterrupt:

@@ -1,6 +1,5 @@
 """`compressive data pg19 topics`: learn topics of the built books."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -8,6 +7,7 @@ from typing import Literal
 from tyro.conf import Positional
 
 from compressive.cli import run
+from compressive.console import note, warn
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ def topics(options: Topics) -> int:
     from compressive.data.pg19.topics import learn_topics
     from compressive.plotting import PlotError
 
-    found = learn_topics(options.built, options.split, options.topics, options.seed)
     folder = options.out or options.built / "topics"
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"out={folder}: is a file, expected a folder")
+    found = learn_topics(options.built, options.split, options.topics, options.seed)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(dataclasses.asdict(found), indent=1, ensure_ascii=False)
     (folder / "topics.json").write_text(text + "\n", "utf-8")
@@ -56,7 +58,7 @@ def topics(options: Topics) -> int:
     try:
         found.plot(folder / "topics.png")
     except PlotError as error:
-        print(f"no plot: {error}", file=sys.stderr)
+        warn(f"no plot: {error}")
     else:
-        print(f"written to {folder / 'topics'}.json and .png", file=sys.stderr)
+        note(f"written to {folder / 'topics'}.json and .png")
     return 0

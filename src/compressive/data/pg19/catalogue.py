@@ -48,7 +48,8 @@ def read_catalogue(source: str) -> dict[int, Book]:
         return official()
     path = Path(source)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: expected PG-19's metadata.csv, or the word {OFFICIAL}")
+        found = "is not a file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"{path} {found}: expected PG-19's metadata.csv, or the word {OFFICIAL}")
     try:
         text = b"".join(read_blocks(path)).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -57,6 +58,16 @@ def read_catalogue(source: str) -> dict[int, Book]:
     if not books:
         raise ValueError(f"{path} is empty: expected PG-19's metadata.csv")
     return books
+
+
+def require_built(folder: Path) -> None:
+    """Raise FileNotFoundError if this is no folder, so cannot hold built books."""
+    if not folder.is_dir():
+        found = "is not a folder" if folder.exists() else "does not exist"
+        raise FileNotFoundError(
+            f"{folder} {found}: expected one with {', '.join(SPLITS)}; run: compressive data pg19 build --source TEXTS "
+            "--out BUILT"
+        )
 
 
 def _parse(text: str, name: str) -> Iterator[Book]:
@@ -69,7 +80,7 @@ def _parse(text: str, name: str) -> Iterator[Book]:
                 raise ValueError(f"{name} has no column {', '.join(missing)}: expected {', '.join(_HEADER)}")
         elif row:
             try:
-                yield _listed(*(row[columns[column]] for column in _HEADER)) if columns else _released(*row[:3])
+                yield _listed(*(row[columns[column]] for column in _HEADER)) if columns else _released(row)
             except (ValueError, TypeError, IndexError) as error:
                 raise ValueError(
                     f"{name}, line {rows.line_num}: cannot read {','.join(row)!r} ({error}); expected id,title,year,"
@@ -83,7 +94,10 @@ def _listed(split: str, book_id: str, title: str, year: str, size: str, sha256: 
     return Book(int(book_id), title, int(year) if year else None, split, int(size), sha256)
 
 
-def _released(book_id: str, title: str, year: str) -> Book:
+def _released(row: list[str]) -> Book:
+    if len(row) < 3:
+        raise ValueError("too few columns")
+    book_id, title, year = row[:3]
     known = official().get(int(book_id))
     split, size, sha256 = (known.split, known.bytes, known.sha256) if known else ("train", 0, "")
     return Book(int(book_id), title, int(year) if year else None, split, size, sha256)

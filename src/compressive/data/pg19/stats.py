@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressive.console import bytes_read
-from compressive.data.pg19.catalogue import SPLITS, official
+from compressive.data.pg19.catalogue import SPLITS, official, require_built
 from compressive.data.pg19.words import OFFICIAL, Size, count_words
 
 if TYPE_CHECKING:
@@ -53,10 +53,7 @@ class Split:
 
 def books(built: Path, split: str) -> list[Path]:
     """Return the texts of a split, sorted by id; raise FileNotFoundError if the folder is missing."""
-    if not built.is_dir():
-        raise FileNotFoundError(
-            f"{built} does not exist: expected a folder with {', '.join(SPLITS)}; run: compressive data pg19 build"
-        )
+    require_built(built)
     return sorted((path for path in (built / split).glob("*.txt") if path.stem.isdecimal()), key=lambda p: int(p.stem))
 
 
@@ -66,7 +63,7 @@ def measure(built: Path) -> dict[str, Split]:
     if not any(paths.values()):
         raise ValueError(
             f"{built} holds no books: expected {', '.join(f'{split}/ID.txt' for split in SPLITS)}; "
-            "run: compressive data pg19 build"
+            "run: compressive data pg19 build --source TEXTS --out BUILT"
         )
     ids = {split: {book.id for book in official().values() if book.split == split} for split in SPLITS}
     found = {}

@@ -137,6 +137,8 @@ def learn_topics(built: Path, split: str = "train", topics: int = 20, seed: int 
     """
     if topics < 2:
         raise ValueError(f"topics={topics}: expected at least 2")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed}: expected 0 to {2**32 - 1}")
     paths = books(built, split)
     if not paths:
         raise ValueError(f"{built / split} holds no books: choose another --split, or build it")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compressive.console import bytes_read
 from compressive.data.download import sha256_of
-from compressive.data.pg19.catalogue import SPLITS, Book
+from compressive.data.pg19.catalogue import SPLITS, Book, require_built
 
 SHOWN = 10  # differing books listed in the text; the report has all
 
@@ -51,11 +51,12 @@ class Report:
 
 def verify(folder: Path, books: Mapping[int, Book]) -> Report:
     """Compare every `SPLIT/ID.txt` in a folder with the list; raise FileNotFoundError if there are no books."""
+    require_built(folder)
     built = _built(folder)
     if not built:
         raise FileNotFoundError(
             f"{folder} has no books: expected train/ID.txt, validation/ or test/; make them with "
-            f"compressive data pg19 build --out {folder}"
+            f"compressive data pg19 build --source TEXTS --out {folder}"
         )
     matched, different, wrong_split, unknown = [], {}, {}, []
     with bytes_read("comparing", sum(path.stat().st_size for _, _, path in built)) as advance:
