@@ -1,6 +1,7 @@
 """Speech end to end: the same trainer, checkpoints, evaluation and generation as text, for all three models."""
 
 import json
+import resource
 import shutil
 from typing import Any
 
@@ -176,6 +177,21 @@ def test_an_audio_prompt_is_continued_several_times(home, tmp_path, capsys):
     assert [len(read_wav(tmp_path / f"a-{i}.wav")) for i in (1, 2)] == [50, 50]
     assert (tmp_path / "a.png").exists()
     assert not np.array_equal(read_wav(tmp_path / "a-1.wav"), read_wav(tmp_path / "a-2.wav"))
+
+
+def test_a_wav_that_cannot_grow_is_one_line(home, tmp_path, capsys):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))  # a write beyond it fails as on a full disk
+    try:
+        words = ["--length", "300", "--out", str(tmp_path / "a.wav")]
+        assert main(["generate", str(home / "runs" / "wavenet"), *words]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    captured = capsys.readouterr()
+    message = (
+        f"compressive generate: out={tmp_path / 'a.wav'} cannot be written (File too large): choose another file\n"
+    )
+    assert captured.err == message
 
 
 @pytest.mark.parametrize(

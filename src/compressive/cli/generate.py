@@ -180,12 +180,19 @@ def _sink(options: Generate) -> "Iterator[TextIO]":
         with Path(os.devnull).open("w", encoding="utf-8") if options.json else nullcontext(sys.stdout) as sink:
             yield sink
         return
-    try:
+    with _naming(options.out):
         options.out.parent.mkdir(parents=True, exist_ok=True)
         with options.out.open("w", encoding="utf-8") as sink:
             yield sink
+
+
+@contextmanager
+def _naming(out: Path) -> "Iterator[None]":
+    """Name the file that cannot be written; the system's message for a full disk does not."""
+    try:
+        yield
     except OSError as error:
-        raise OSError(f"out={options.out} cannot be written ({error.strerror}): choose another file") from error
+        raise OSError(f"out={out} cannot be written ({error.strerror}): choose another file") from error
 
 
 def _print_json(options: Generate, result: dict[str, Any], prompt_tokens: int, length: int, seconds: float) -> None:
@@ -232,7 +239,7 @@ def _write_audio(
     if options.samples > 1:
         paths = [options.out.with_stem(f"{options.out.stem}-{i + 1}") for i in range(options.samples)]
     began = time.perf_counter()
-    with progress_bar() as bar:
+    with _naming(options.out), progress_bar() as bar:
         task = bar.add_task("sampling", total=length)
         for count in write_samples(sampled, tokenizer, paths):
             bar.update(task, completed=count)
