@@ -6,7 +6,7 @@ python examples/own_data.py notes.txt more/*.txt --steps 2000 --out my-run
 Every line is a command: `main(["train", "quickstart", "--out", "runs/mine"])` in Python does what
 `compressive train quickstart --out runs/mine` does in a shell. The default, 150 steps of a tiny model on one book of
 this repository, takes seconds on a CPU; its sample is gibberish. Readable samples need some megabytes of text and a few
-thousand steps of a larger model.
+thousand steps of a larger model. Other texts need another --out: a corpus is not replaced unasked.
 """
 
 import argparse

@@ -129,8 +129,8 @@ def _vocab_size(kind: str, asked: int | None, vocabulary: Path | None) -> int:
         raise ValueError(f"vocab_size={asked}: --vocabulary has its own size; leave out one of the two")
     if kind != "bpe" and asked is not None:
         raise ValueError(
-            f"vocab_size={asked}: only bpe learns a vocabulary of a given size, and the tokenizer is {kind}; leave out "
-            "--vocab-size, or choose --tokenizer bpe"
+            f"vocab_size={asked}: only bpe learns a vocabulary of a given size, and the tokenizer is {kind}: leave out "
+            "--vocab-size, or use bpe for text"
         )
     size = VOCAB_SIZE if asked is None else asked
     BPETokenizer.check_size(size)
