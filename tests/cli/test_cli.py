@@ -158,7 +158,7 @@ def test_presets_have_a_line_each_and_json(capsys):
     assert main(["config", "--json"]) == 0
     about = json.loads(capsys.readouterr().out)
     assert list(about) == preset_names()
-    assert all(line.endswith(".") and 20 < len(line) < 170 for line in about.values())
+    assert all(line.endswith(".") and 20 < len(line) < 140 for line in about.values())
     assert main(["config", "enwik8", "--json"]) == 0
     assert RunConfig.from_tables(json.loads(capsys.readouterr().out)) == RunConfig.from_preset("enwik8")
 

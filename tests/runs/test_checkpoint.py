@@ -69,7 +69,8 @@ def test_if_all_are_damaged_they_are_named_and_nothing_starts_anew(tmp_path):
     for step in (10, 20):
         save(folder, step)
         (folder / f"step-{step:08d}" / SHARD).write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"all checkpoints .*step-00000020.*step-00000010.*start anew with another"):
+    expected = r"all checkpoints .*step-00000020.*step-00000010.*start anew with another --out"
+    with pytest.raises(CheckpointError, match=expected):
         checkpoint.latest(folder)
     assert checkpoint.latest(tmp_path / "none") is None
 

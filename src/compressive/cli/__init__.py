@@ -161,13 +161,15 @@ def parse(
 
 def _one_line(box: str) -> str:
     """Return the message of tyro's error box: its first section, and the flag that it suggests."""
-    lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
+    lines = [line.strip("│ ") for line in box.strip().splitlines() if not line.startswith(("╭", "╰"))]
     sections: list[list[str]] = [[]]
-    for line in lines:
-        if line and set(line) == {"─"}:
+    for line in filter(None, lines):
+        if set(line) <= {"─", "-"}:
             sections.append([])
         else:
             sections[-1].append(line)
+    if not box.startswith("╭"):  # without UTF-8 the title is a section, not part of the border
+        sections = sections[1:] or sections
     message = " ".join(sections[0])
     if message.startswith("Missing from"):
         message = "missing " + ", ".join(line for line in sections[0][1:] if not line.endswith((".", ")")))

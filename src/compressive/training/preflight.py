@@ -50,7 +50,8 @@ def fit_device(train: Protocol, given: Collection[str], device: torch.device) ->
     if train.compile and "train.compile" not in given:
         changes["compile"] = False
     flags = ["--train.precision bf16"] * ("precision" in changes) + ["--train.compile"] * ("compile" in changes)
-    said = [f"{device}: fp32, not compiled; {' '.join(flags)} asks for what the preset has"] if flags else []
+    how = ", ".join(["fp32"] * ("precision" in changes) + ["not compiled"] * ("compile" in changes))
+    said = [f"{device}: {how}; {' '.join(flags)} asks for what the preset has"] if flags else []
     return dataclasses.replace(train, **changes), said
 
 

@@ -56,6 +56,8 @@ class Step:
 
     def __init__(self, model: LanguageModel, options: TrainConfig, world: World, streams: int) -> None:
         self.options, self.world, self.device = options, world, world.device
+        if self.device.type == "mps" and options.precision == "bf16":
+            raise ValueError("train.precision='bf16': expected fp32 on Apple's GPU (mps)")
         self.forward = world.wrap(model, options)
         self.named: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         self.groups = model.task_parameters(), model.compressor_parameters()  # they are clipped apart
@@ -163,6 +165,8 @@ class Step:
         """Clip each group of gradients by its norm and take Adam's step, or do nothing unless `good`."""
         if self.clipped_adam is not None:
             self.clipped_adam(norms, good)
+            return
+        if self.device.type == "mps" and not good:  # its fused Adam may ignore found_inf (pytorch/pytorch#186360)
             return
         for group, norm in zip(self.groups, norms, strict=True):
             clip_grads_with_norm_(group, self.options.clip, norm)

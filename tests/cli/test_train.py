@@ -1,0 +1,247 @@
+"""`compressive train`: from a preset, from a file, on from a run; what it takes over from corpus and machine."""
+
+import json
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import warm_python
+from training_helpers import SHARD, command, flags, text, tiny_corpus, tiny_run_config
+
+from compressive.cli import main
+from compressive.config import RunConfig, preset_names
+from compressive.config.agent import AgentRun
+from compressive.data.corpus import write_corpus
+from compressive.data.tokenizer import BPETokenizer, ByteTokenizer
+
+pytestmark = pytest.mark.slow
+
+SHORT = ["--train.steps", "4", "--train.eval-every", "0", "--train.checkpoint-every", "2", "--train.sample-every", "0"]
+TINY = [
+    "--model.n-layers", "1", "--model.d-model", "16", "--model.n-heads", "2", "--model.d-ff", "16",
+    "--model.window", "8", "--model.memory-size", "8", "--model.compressed-size", "4",
+    "--train.batch", "2", "--train.warmup-steps", "1", *SHORT,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a corpus `tiny` and a finished run on it."""
+    folder = tmp_path_factory.mktemp("home")
+    tiny_corpus(folder / "data")
+    words = ["quickstart", "--data.corpus", "tiny", *TINY, "--out", "runs/first"]
+    done = command("train", *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def copy_of(home: Path, to: Path) -> Path:
+    shutil.copytree(home, to, dirs_exist_ok=True)
+    return to
+
+
+def other_corpus(folder: Path, tokenizer: str = "bpe") -> None:
+    """Prepare another text, or the same text in other tokens, where the corpus `tiny` was."""
+    texts = {
+        name: [text(n, seed)] for seed, (name, n) in enumerate({"train": 900, "valid": 200, "test": 200}.items(), 7)
+    }
+    kind = BPETokenizer.train(texts["train"], 300) if tokenizer == "bpe" else ByteTokenizer()
+    shutil.rmtree(folder / "data" / "tiny")
+    write_corpus(folder / "data" / "tiny", "tiny", kind, texts, {})
+
+
+def test_a_run_goes_on_from_its_folder_alone(home, tmp_path):
+    folder = copy_of(home, tmp_path)
+    done = command("train", "--resume", "runs/first", "--train.steps", "6", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "from step 4" in done.stdout
+    config = json.loads((folder / "runs/first/config.json").read_text())
+    assert (config["train"]["steps"], config["model"]["d_model"], config["data"]["corpus"]) == (6, 16, "tiny")
+    changed = command("train", "--resume", "runs/first", "--model.d-model", "32", cwd=folder)
+    assert "model.d_model=32: the run to be resumed has 16" in changed.stderr
+
+
+def test_what_config_prints_can_be_trained_from(home, tmp_path):
+    folder = copy_of(home, tmp_path)
+    (folder / "my.toml").write_text(command("config", "quickstart").stdout.replace('"books"', '"tiny"'))
+    done = command("train", "--config", "my.toml", *TINY, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "runs/my/checkpoints/step-00000004").is_dir()
+    (folder / "part.toml").write_text('extends = "quickstart"\n[data]\ncorpus = "tiny"\n[train]\nlr = 3')
+    wrong = command("train", "--config", "part.toml", cwd=folder)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "train field='lr': expected one of steps, batch" in wrong.stderr
+    (folder / "part.toml").write_text("steps: 3")
+    assert "part.toml is no TOML file" in command("train", "--config", "part.toml", cwd=folder).stderr
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_survives_the_way_through_a_file(name, tmp_path, capsys):
+    kind = AgentRun if name in preset_names("task") else RunConfig
+    assert main(["config", name]) == 0
+    (tmp_path / "my.toml").write_text(capsys.readouterr().out)
+    from compressive.cli.start import starting_point
+
+    holding = "task" if kind is AgentRun else "data"
+    start = starting_point(["--config", str(tmp_path / "my.toml"), "--out", "x"], kind, Path, holding, name)
+    assert start.config == kind.from_preset(name)
+    assert start.arguments == ["--out", "x"]
+    assert "model.n_layers" in start.given
+
+
+def test_the_vocabulary_is_the_corpus_s_unless_it_is_given(home, tmp_path):
+    folder = copy_of(home, tmp_path)
+    other_corpus(folder)
+    words = ["--data.corpus", "tiny", *TINY]
+    done = command("train", "wikitext103", *words, "--model.dropout", "0", "--out", "runs/a", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    model = json.loads((folder / "runs/a/config.json").read_text())["model"]
+    size = json.loads((folder / "data/tiny/manifest.json").read_text())["vocab_size"]
+    assert (model["vocab_size"], model["adaptive_cutoffs"]) == (size, [])
+    assert f"vocabulary of {size}, that of tiny, in place of 267,735" in done.stderr
+    more = command("train", "quickstart", *words, "--model.vocab-size", "400", "--out", "runs/b", cwd=folder)
+    assert json.loads((folder / "runs/b/config.json").read_text())["model"]["vocab_size"] == 400
+    assert f"warning: vocab_size=400: the corpus tiny has {size} tokens; the others are never trained" in more.stderr
+    fewer = command("train", "quickstart", *words, "--model.vocab-size", "9", "--out", "runs/c", cwd=folder)
+    assert (fewer.returncode, fewer.stderr.count("\n")) == (2, 1)
+    assert f"vocab_size=9: the corpus tiny has {size} tokens; give --model.vocab-size {size}" in fewer.stderr
+
+
+def test_without_a_gpu_presets_made_for_one_train_in_fp32_and_are_not_compiled(home, tmp_path):
+    words = ["enwik8-base", "--data.corpus", "tiny", *TINY, "--train.device", "cpu"]
+    done = command("train", *words, "--train.precision", "bf16", "--out", tmp_path / "a", cwd=home)
+    options = json.loads((tmp_path / "a" / "config.json").read_text())["train"]
+    assert options["precision"] == "bf16"  # as it was asked for
+    preset = RunConfig.from_preset("enwik8-base").train
+    done = command("train", *words, "--out", tmp_path / "b", cwd=home)
+    options = json.loads((tmp_path / "b" / "config.json").read_text())["train"]
+    assert (options["precision"], options["compile"]) == ("fp32", False)
+    changed = preset.compile or preset.precision == "bf16"
+    assert changed == ("cpu: fp32, not compiled" in done.stderr)
+
+
+def test_a_run_says_what_it_needs_and_warns_where_the_machine_has_less(home, tmp_path, monkeypatch, capsys):
+    words = ["train", "quickstart", "--data.corpus", "tiny", *TINY]
+    said = command(*words, "--out", tmp_path / "a", cwd=home).stderr
+    assert "needs about 0.0 GiB (weights 0.0, activations 0.0, memory 0.0), besides Python and torch; cpu has" in said
+    assert "warning" not in said
+    monkeypatch.chdir(home)
+    monkeypatch.setattr("compressive.training.preflight.memory_gib", lambda device: 1e-6)
+    assert main([*words, "--out", str(tmp_path / "b")]) == 0
+    assert (
+        "warning: about 0.0 GiB are needed and 0.0 are there: give a smaller --train.batch" in capsys.readouterr().err
+    )
+
+
+def test_a_run_that_ends_within_its_warm_up_says_so(home, tmp_path):
+    words = ["quickstart", "--data.corpus", "tiny", *TINY, "--train.warmup-steps", "10", "--out", tmp_path / "run"]
+    assert "warning: steps=4 end within warmup_steps=10" in command("train", *words, cwd=home).stderr
+
+
+def test_all_checkpoints_damaged_are_named_and_training_does_not_start_anew(home, tmp_path):
+    folder = copy_of(home, tmp_path)
+    for path in (folder / "runs/first/checkpoints").glob(f"step-*/{SHARD}"):
+        path.write_bytes(path.read_bytes()[:-10])
+    done = command("train", "--resume", "runs/first", cwd=folder)
+    assert done.returncode == 2
+    assert "all checkpoints in runs/first/checkpoints are damaged" in done.stderr
+    assert "step-00000002" in done.stderr
+    assert "start anew with another --out" in done.stderr
+    assert "Traceback" not in done.stderr
+    scored = command("evaluate", "runs/first", cwd=folder)
+    assert (scored.returncode, "all checkpoints" in scored.stderr) == (2, True)
+
+
+def test_a_damaged_checkpoint_is_one_warning_line(home, tmp_path):
+    folder = copy_of(home, tmp_path)
+    (folder / "runs/first/checkpoints/step-00000004" / SHARD).write_bytes(b"")
+    done = command("train", "--resume", "runs/first", cwd=folder)
+    assert done.returncode == 0
+    warned = [line for line in done.stderr.splitlines() if "step-00000004" in line]
+    assert len(warned) == 1
+    assert warned[0].startswith("warning: ")
+    assert "from step 2" in done.stdout
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe", "bytes"])
+def test_a_corpus_prepared_anew_is_refused_by_runs_on_the_old_one(home, tmp_path, tokenizer):
+    folder = copy_of(home, tmp_path)
+    before = command("generate", "runs/first", "--length", "5", "--prompt", "the cat", cwd=folder).stdout
+    other_corpus(folder, tokenizer)
+    expected = (
+        "with another tokeniser (bpe" if tokenizer == "bpe" else "holds other text than runs/first was trained on"
+    )
+    resumed = ("train", "quickstart", "--data.corpus", "tiny", *TINY, "--out", "runs/first", "--resume")
+    for words in (
+        ("evaluate", "runs/first"), ("analyze", "runs/first", "memory"), ("train", "--resume", "runs/first"), resumed,
+    ):  # fmt: skip
+        done = command(*words, cwd=folder)
+        assert (done.returncode, expected in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
+    shutil.rmtree(folder / "data")  # generate needs no corpus, wherever it is started
+    (folder / "elsewhere").mkdir()
+    after = command("generate", "../runs/first", "--length", "5", "--prompt", "the cat", cwd=folder / "elsewhere")
+    assert (after.returncode, after.stdout) == (0, before)
+
+
+def test_another_text_in_the_same_tokens_can_be_asked_for(home, tmp_path):
+    folder = copy_of(home, tmp_path)
+    other_corpus(folder, "bytes")
+    done = command("evaluate", "runs/first", "--data-dir", "data", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "warning: data/tiny holds other text than runs/first was trained on" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "config.json is damaged (Expecting value"),
+        ("[]", "config.json is damaged (expected an object of tables)"),
+        ('{"model": {"n_layers": "two"}}', "config.json: n_layers='two': expected a whole number"),
+        ('{"model": {"layers": 2}}', "config.json: model field='layers': expected one of"),
+        ('{"task": {}}', "runs/first is an agent's run: use compressive rl evaluate runs/first"),
+    ],
+)
+@pytest.mark.parametrize("command_line", ["evaluate", "generate", "export --out there", "analyze", "train --resume"])
+def test_a_configuration_that_cannot_be_read_is_named(home, tmp_path, content, message, command_line):
+    run = tmp_path / "runs" / "first"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text(content)
+    name, *options = command_line.split()
+    words = [name, "--resume", "runs/first"] if name == "train" else [name, "runs/first", *options]
+    done = command(*words, *(["memory"] if name == "analyze" else []), cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert message in done.stderr
+
+
+def test_quiet_leaves_errors_and_results(home, tmp_path):
+    done = command(
+        "train", "quickstart", "--quiet", "--data.corpus", "tiny", *TINY, "--out", tmp_path / "run", cwd=home
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    wrong = command("--quiet", "train", "quickstart", "--data.corpus", "none", cwd=home)
+    assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
+
+
+def test_ctrl_c_while_training_saves_and_exits_with_75(home, tmp_path):
+    words = [*TINY, "--train.steps", "100000", "--train.log-every", "1", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [*warm_python.interpreter(), "-m", "compressive", "train", "quickstart", "--data.corpus", "tiny", *words],
+        cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    while "step 3/" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "continue with --resume" in out
+    assert "Traceback" not in error
+
+
+def test_flags_of_a_whole_configuration_count_as_given(home, tmp_path):
+    config = tiny_run_config(home / "data", {"n_layers": 1}, steps=1, precision="bf16")
+    done = command("train", "quickstart", *flags(config), "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["precision"] == "bf16"
