@@ -2,12 +2,14 @@
 
 import json
 import resource
+import shutil
 
 import pytest
 import torch
 from training_helpers import command, make_run, model_config, tiny_corpus, tiny_run_config
 
 from compressive.cli import main
+from compressive.data.corpus import Corpus, write_corpus
 from compressive.data.tokenizer import ByteTokenizer
 from compressive.model.language_model import CompressiveLM
 from compressive.runs import checkpoint
@@ -65,6 +67,23 @@ def test_a_folder_that_cannot_be_made_is_one_line(folder):
     assert done.returncode == 2
     assert done.stderr.startswith("compressive export: out=/proc/nowhere/release cannot be written (No such file")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_release_is_made_without_the_corpus_and_refuses_another(folder, tmp_path, capsys):
+    shutil.copytree(folder, tmp_path / "run")
+    config = tiny_run_config(tmp_path / "data")
+    run = make_run(tmp_path / "run", config)
+    run.keep_corpus(Corpus.open(tiny_corpus(tmp_path / "data")))
+    shutil.rmtree(tmp_path / "data")
+    release = str(tmp_path / "release")
+    assert main(["export", str(run.folder), "--out", release]) == 0
+    assert main(["generate", release, "--length", "5"]) == 0
+    others = {split: [b"another text"] for split in ("train", "valid", "test")}
+    write_corpus(tmp_path / "data" / "tiny", "tiny", ByteTokenizer(), others, {})
+    capsys.readouterr()
+    for words in (["evaluate", release], ["analyze", release, "memory"]):
+        assert main(words) == 2
+        assert "was prepared anew: it holds other text than" in capsys.readouterr().err
 
 
 def content(folder):

@@ -32,7 +32,7 @@ def release(run, tmp_path):
 
 
 def test_a_release_is_the_model_and_what_it_needs(run, release):
-    names = ["config.json", "model.safetensors", "release.json", "tokenizer.json"]
+    names = ["config.json", "corpus.json", "model.safetensors", "release.json", "tokenizer.json"]
     assert sorted(path.name for path in release.iterdir()) == names
     assert json.loads((release / "release.json").read_text()) == {"corpus": "tiny", "step": 4, "checkpoint": "best"}
     want = Trained.load(run).weights

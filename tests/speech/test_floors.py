@@ -5,7 +5,6 @@ import pytest
 from helpers import ROOT
 from speech_helpers import tiny_speech, tone
 
-from compressive.data.corpus import Corpus
 from compressive.data.prepare import prepare
 from compressive.data.speech.codes import MuLawTokenizer, mu_law_edges
 from compressive.speech import floors
@@ -81,8 +80,7 @@ def test_a_limit_gives_the_floors_of_the_first_samples(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} does not exist")
 def test_the_floors_of_real_speech(tmp_path):
-    prepare("speech", (), REAL, tmp_path, "auto", 0, None, (0.9, 0.05, 0.05))
-    found = floors.floors(Corpus.open(tmp_path / "speech"), "test")
+    found = floors.floors(prepare("speech", (), REAL, tmp_path, "auto", None, None, (0.9, 0.05, 0.05)), "test")
     assert found["unigram"] == pytest.approx(7.743, abs=5e-4)
     assert found["bigram"] == pytest.approx(5.369, abs=5e-4)
     assert found["linear_prediction"] == pytest.approx(3.830, abs=5e-4)

@@ -24,7 +24,7 @@ class Export:
     which: Literal["best", "last"] = "best"
     """Checkpoint to load: the one with the lowest validation loss, or the last."""
     data_dir: Path | None = None
-    """Folder of prepared corpora, if not the one used in training."""
+    """Folder of prepared corpora, if not the one used in training: runs of version 0.1 have their tokeniser there."""
 
 
 def main(arguments: list[str], prog: str) -> int:

@@ -73,7 +73,7 @@ class Generate:
     json: bool = False
     """Print one JSON object: the samples, or the files of audio, with settings and speed."""
     data_dir: Path | None = None
-    """Folder of prepared corpora, for the tokeniser, if not the one used in training."""
+    """Folder of prepared corpora, if not the one used in training: runs of version 0.1 have their tokeniser there."""
 
 
 def main(arguments: list[str], prog: str) -> int:

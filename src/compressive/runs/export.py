@@ -3,6 +3,7 @@
 config.json          the run's configuration
 model.safetensors    all weights, unsharded
 tokenizer.json       the tokeniser
+corpus.json          name and fingerprint of the corpus, unless a run of version 0.1 was exported
 release.json         corpus, step and checkpoint that it was exported from
 
 `compressive evaluate`, `generate` and `analyze` take a release instead of a run.
@@ -17,7 +18,7 @@ from typing import Literal
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from compressive.runs.run import Run
+from compressive.runs.run import CORPUS, Run
 from compressive.runs.trained import ABOUT, WEIGHTS, Trained
 
 
@@ -28,15 +29,17 @@ def export(run: Run, out: Path, which: Literal["best", "last"] = "best", data_di
     """
     if out.exists():
         raise ValueError(f"out={out} exists already: choose another folder, or remove it first")
-    trained, corpus = Trained.load(run, which), run.corpus(data_dir)
+    trained, tokenizer = Trained.load(run, which), run.tokenizer(data_dir)
     partial = out.with_name(f".{out.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         save_file(trained.weights, partial / WEIGHTS, metadata={"format": "pt"})
         (partial / "config.json").write_text(json.dumps(dataclasses.asdict(run.config), indent=1), "utf-8")
-        corpus.tokenizer.save(partial)
-        about = {"corpus": corpus.name, "step": trained.step, "checkpoint": which}
+        tokenizer.save(partial)
+        if (run.folder / CORPUS).is_file():
+            shutil.copyfile(run.folder / CORPUS, partial / CORPUS)
+        about = {"corpus": run.config.data.corpus, "step": trained.step, "checkpoint": which}
         (partial / ABOUT).write_text(json.dumps(about, indent=1), "utf-8")
         partial.rename(out)
     except BaseException as error:
