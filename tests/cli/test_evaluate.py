@@ -199,7 +199,8 @@ def test_nan_is_null_in_json(run, capsys):
         (["--data-dir", "nowhere"], "nowhere"),
         (["--dynamic", "--dynamic-learning-rate", "0"], "learning_rate=0.0: expected a number above 0"),
         (["--dynamic", "--dynamic-learning-rate", "nan"], "learning_rate=nan: expected a number above 0"),
-        (["--out", "."], "out=. is a folder: expected a file, such as results.json"),
+        (["--out", "."], "out=.: expected a JSON file, such as results.json"),
+        (["--out", "a.png"], "out=a.png: expected a JSON file, such as results.json"),
     ],
 )
 def test_mistakes_are_one_line(words, message, run, capsys):
@@ -258,6 +259,15 @@ def test_a_folder_that_cannot_be_made_fails_after_the_score_if_it_was_asked_for(
     assert len(json.loads(done.stdout)["results"]) == 2
     assert "warning: /proc/nowhere/a.json cannot be written (No such file or directory)" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_plot_that_cannot_be_written_fails_after_the_score_if_it_was_asked_for(run, capsys):
+    pytest.importorskip("matplotlib")
+    assert evaluate(run, "--limit", "50", "--plot", "/proc/nowhere/a.png") == 2
+    captured = capsys.readouterr()
+    assert "bits per character" in captured.out
+    assert "warning: no plot: [Errno 2] No such file or directory" in captured.err
+    assert (run.folder / "evaluation" / "test-first50.json").is_file()
 
 
 def test_quiet_leaves_the_results(run, capsys):

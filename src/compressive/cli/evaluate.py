@@ -84,8 +84,8 @@ def _evaluate(options: Evaluate, world: "World") -> int:
     from rich.console import Console
 
     from compressive.console import note, progress_bar, warn
-    from compressive.evaluation.sweep import Reading, Result, combinations, plot, sweep
-    from compressive.plotting import PlotError, require_matplotlib
+    from compressive.evaluation.sweep import Reading, Result, combinations, sweep
+    from compressive.plotting import require_matplotlib
     from compressive.runs.export import is_release
     from compressive.runs.run import Run
     from compressive.runs.trained import EvalConfig, Trained
@@ -101,8 +101,8 @@ def _evaluate(options: Evaluate, world: "World") -> int:
         options.dynamic_learning_rate if options.dynamic else None,
         source.config.train.clip,
     )
-    if options.out is not None and options.out.is_dir():
-        raise ValueError(f"out={options.out} is a folder: expected a file, such as {options.out / 'results.json'}")
+    if options.out is not None and (options.out.is_dir() or options.out.suffix == ".png"):  # the plot's name
+        raise ValueError(f"out={options.out}: expected a JSON file, such as results.json")
     if options.plot is not None:
         require_matplotlib()  # fail before the evaluation, not after it
     path = options.out
@@ -152,23 +152,34 @@ def _evaluate(options: Evaluate, world: "World") -> int:
         Console().print(_sweep_table(about, results) if len(results) > 1 else _table(about, results[0]))
     if len(results) > 1 and options.split == "test":
         note("choosing sizes on the test split overfits to it: choose them with --split valid")
-    code, kept = 0, path is not None and unwritten is None
-    if kept:
-        note(f"written to {path}")
-    elif unwritten is not None:
-        code = 0 if options.out is None else 2  # the score is there, but not the file that was asked for
-        warn(f"{path} cannot be written ({unwritten.strerror}): keep the results elsewhere with --out FILE")
-    else:
+    if path is None:
         note(f"nothing is written into a release: keep the results with --out FILE ({source.folder})")
-    figure = options.plot or (path.with_suffix(".png") if path is not None and kept and len(results) > 1 else None)
-    if figure is not None:
-        try:
-            plot(results, figure)
-            note(f"written to {figure}")
-        except (PlotError, OSError) as error:
-            code = code if options.plot is None else 2
-            warn(f"no plot: {error}")
-    return code
+    elif unwritten is None:
+        note(f"written to {path}")
+    else:
+        warn(f"{path} cannot be written ({unwritten.strerror}): keep the results elsewhere with --out FILE")
+    figure = options.plot
+    if figure is None and path is not None and unwritten is None and len(results) > 1:
+        figure = path.with_suffix(".png")
+    plotted = figure is None or _plot(results, figure)
+    # The score is there in any case; missing is a file only if it was asked for.
+    missing = (unwritten is not None and options.out is not None) or (not plotted and options.plot is not None)
+    return 2 if missing else 0
+
+
+def _plot(results: list["Result"], path: Path) -> bool:
+    """Plot a sweep; warn and return False if that is not possible."""
+    from compressive.console import note, warn
+    from compressive.evaluation.sweep import plot
+    from compressive.plotting import PlotError
+
+    try:
+        plot(results, path)
+    except (PlotError, OSError) as error:
+        warn(f"no plot: {error}")
+        return False
+    note(f"written to {path}")
+    return True
 
 
 def _table(about: dict[str, Any], result: "Result") -> "Table":
