@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from compressive.cli.rl.train import FIXED
-from compressive.cli.train import begin
+from compressive.cli.start import begin
 from compressive.config.agent import AgentRun
 from compressive.rl.evaluate import evaluate
 from compressive.rl.loop import read_metrics, train

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import ROOT, benchmark
 from torch import nn
+from training_helpers import tiny_corpus
 from warm_python import interpreter
 
 from compressive import bench
@@ -262,3 +263,20 @@ def test_kernels_cannot_be_timed_without_a_gpu(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         benchmark("kernels").main()
     assert "no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_wait_policy_is_measured_beside_other_work(tmp_path, monkeypatch, capsys):
+    tiny_corpus(tmp_path / "data")
+    wait_policy = benchmark("wait_policy")
+    assert "GOMP_SPINCOUNT=10000" in wait_policy.SETTINGS  # what the command sets
+    monkeypatch.setattr(wait_policy, "PYTHON", interpreter())
+    monkeypatch.setattr(wait_policy, "SETTINGS", {"one thread": {"OMP_NUM_THREADS": "1"}})
+    monkeypatch.setattr(wait_policy, "LOADS", (0, 1))
+    words = ["--corpus", "tiny", "--data-dir", tmp_path / "data", "--steps", 2, "--rounds", 1]
+    monkeypatch.setattr(sys, "argv", ["wait_policy.py", *map(str, [*words, "--results", tmp_path / "r.json"])])
+    wait_policy.main()
+    assert "1 busy  one thread" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert [row["busy_processes"] for row in rows] == [0, 1]
+    assert all(row["tokens_per_second"] > 0 for row in rows)
