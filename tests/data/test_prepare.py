@@ -325,6 +325,25 @@ def test_the_text_itself_is_never_replaced_by_its_corpus(tmp_path):
     with pytest.raises(ValueError, match="not a prepared corpus"):
         run("text", tmp_path, tmp_path / "novel")
     assert (tmp_path / "novel" / "1.txt").read_bytes() == LINES
+    for force in (False, True):  # another program's manifest.json does not make it a corpus
+        (tmp_path / "novel" / "manifest.json").write_text('{"name": "novel"}')
+        with pytest.raises(
+            ValueError, match=r"manifest\.json cannot be used|holds 1\.txt, which is no file of a corpus"
+        ):
+            run("text", tmp_path, tmp_path / "novel", force=force)
+        assert (tmp_path / "novel" / "1.txt").read_bytes() == LINES
+
+
+def test_a_user_s_file_in_a_corpus_is_not_deleted_with_it(tmp_path):
+    (tmp_path / "novel.txt").write_bytes(LINES)
+    folder = run("text", tmp_path, tmp_path / "novel.txt").folder
+    (folder / ".DS_Store").touch()
+    (folder / "notes.md").write_text("mine")
+    run("text", tmp_path, tmp_path / "novel.txt")  # the same corpus stays as it is
+    with pytest.raises(ValueError, match=r"novel holds notes\.md, which is no file of a corpus: move it"):
+        run("text", tmp_path, tmp_path / "novel.txt", tokenizer="bpe", force=True)
+    (folder / "notes.md").unlink()
+    assert run("text", tmp_path, tmp_path / "novel.txt", tokenizer="bpe", force=True).tokenizer.kind == "bpe"
 
 
 def test_a_terminal_shows_a_bar_per_split_and_removes_a_failed_one(tmp_path, fakes, monkeypatch, capsys):

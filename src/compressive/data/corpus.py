@@ -283,8 +283,16 @@ def _how_to_prepare(folder: Path) -> str:
 
 def refuse_foreign(folder: Path) -> None:
     """Raise ValueError if `folder` holds anything but a corpus, so that user files are never replaced."""
-    if folder.exists() and not (folder / MANIFEST).is_file() and not (folder.is_dir() and not any(folder.iterdir())):
+    if not folder.exists():
+        return
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
+    if names and MANIFEST not in names:
         raise ValueError(f"{folder} exists and is not a prepared corpus: choose another --name or --data-dir")
+    own = {MANIFEST, CLIPS, tokenizers.FILE, *(f"{split}.bin" for split in SPLITS)}
+    if foreign := sorted(name for name in names - own if not name.startswith(".")):
+        raise ValueError(
+            f"{folder} holds {foreign[0]}, which is no file of a corpus: move it, or choose another --name"
+        )
 
 
 def _write_split(

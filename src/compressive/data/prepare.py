@@ -72,8 +72,6 @@ def prepare(
     if data_dir.exists() and not data_dir.is_dir():
         raise ValueError(f"data_dir={data_dir}: is a file, expected a folder for corpora")
     folder = data_dir / name
-    refuse_foreign(folder)
-
     settings = {"corpus": corpus, "tokenizer": kind}
     if vocabulary is not None and corpus not in speech.SPEECH:
         settings["vocabulary"] = sha256_of(vocabulary / FILE if vocabulary.is_dir() else vocabulary)
@@ -82,6 +80,8 @@ def prepare(
     if corpus in ("text", "speech"):
         settings["split"] = " ".join(map(str, split))
     existing = None if force else _existing(folder, settings)
+    if existing is None:
+        refuse_foreign(folder)
     if existing is not None and not inputs and corpus != "text":
         return _kept(existing)
 

@@ -7,7 +7,7 @@ that are split by shares, as the shares are of the clips that turned out to be u
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -37,7 +37,7 @@ from compressive.data.speech.codes import RATE, MuLawTokenizer, PCMTokenizer
 from compressive.data.tokenizer import Tokenizer
 
 SPEECH = ("speech", *PUBLISHED_SPEECH)
-TOKENIZERS = {"mulaw": MuLawTokenizer, "pcm16": PCMTokenizer}
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {"mulaw": MuLawTokenizer, "pcm16": PCMTokenizer}
 IN_MEMORY = 1 << 24  # larger clips are buffered in a temporary file
 BLOCK = 1 << 20
 NAMED = 20
