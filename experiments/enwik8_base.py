@@ -48,7 +48,7 @@ def main() -> int:
     options = parser.parse_args()
 
     if not (options.data_dir / "enwik8" / "manifest.json").exists():
-        prepare("enwik8", (), options.source, options.data_dir, "bytes", 0, None, (0.9, 0.05, 0.05))
+        prepare("enwik8", (), options.source, options.data_dir, "bytes", None, None, (0.9, 0.05, 0.05))
     preset = RunConfig.from_preset(options.preset)
     schedule = dataclasses.replace(
         preset.train,

@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     options = parser.parse_args()
     if not (options.data_dir / "enwik8" / "manifest.json").exists():
-        prepare("enwik8", (), options.source, options.data_dir, "bytes", 0, None, (0.9, 0.05, 0.05))
+        prepare("enwik8", (), options.source, options.data_dir, "bytes", None, None, (0.9, 0.05, 0.05))
     preset = RunConfig.from_preset(options.preset)
     data = dataclasses.replace(preset.data, corpus="enwik8", data_dir=str(options.data_dir))
     model = dataclasses.replace(preset.model, dropout=0.0)  # the compiler samples other dropout masks than eager torch

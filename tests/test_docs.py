@@ -14,8 +14,9 @@ from warm_python import interpreter
 
 from compressive import __version__
 from compressive.cli import main
-from compressive.config import ModelConfig, load_preset, preset_names
+from compressive.config import ModelConfig, RunConfig, load_preset, preset_names
 from compressive.kernels import dispatch
+from compressive.runs.run import Run
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -100,8 +101,12 @@ def test_documented_commands_are_understood(line, tmp_path, monkeypatch, capsys)
             main(shlex.split(line))
         assert ended.value.code == 0
         return
-    assert main(shlex.split(line)) == 0
-    if not line.startswith("config") and "--explain" not in line:
+    if "--config my.toml" in line:
+        (tmp_path / "my.toml").write_text('extends = "quickstart"')
+    if (resumed := re.match(r"train --resume (\S+)", line)) is not None:
+        Run.create(tmp_path / resumed[1], RunConfig.from_preset("quickstart"))
+    assert main(shlex.split(line.split(" > ")[0])) == 0
+    if not line.startswith(("config", "completion")) and "--explain" not in line:
         assert len(done) == 1
 
 
