@@ -163,6 +163,24 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys, monkeypatc
     assert f"{row['sampled_per_second_batch_32']:,.0f}" in shown.out
 
 
+@pytest.mark.parametrize(
+    ("asked", "measured"),
+    [({}, ("fp32", False)), ({"precision": "bf16"}, ("bf16", False)), ({"compile": True}, ("fp32", True))],
+)
+def test_what_training_would_do_on_the_device_is_measured(asked, measured, monkeypatch):
+    monkeypatch.setattr(bench, "ours", lambda config, device: config)
+    monkeypatch.setattr(bench, "measure", lambda subject, config, device, steps: {"subject": subject})
+    row = bench.Work("enwik8-base", device="cpu", **asked).run()
+    assert (row["precision"], row["compile"]) == measured
+    assert (row["subject"].train.precision, row["subject"].train.compile) == measured
+
+
+def test_bf16_is_refused_on_apple_s_gpu(capsys, monkeypatch):
+    monkeypatch.setattr("compressive.runtime.pick_device", lambda name: torch.device("mps"))
+    assert main(["--precision", "bf16"], prog="compressive bench") == 2
+    assert capsys.readouterr().err == "compressive bench: precision='bf16': expected fp32 on Apple's GPU (mps)\n"
+
+
 MEASURED = {"tokens_per_second": 12345.6, "step_ms": 1.5}
 
 

@@ -31,6 +31,7 @@ from compressive.inference.generate import generate
 from compressive.kernels.dispatch import using
 from compressive.runtime import describe_environment, evaluating, peak_gib, pick_device, write_atomically
 from compressive.training.flops import peak_flops, training_flops_per_token
+from compressive.training.preflight import fit_device
 from compressive.training.step import Step, Windows
 
 WARM_UP = 4
@@ -73,7 +74,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Work:
-    """One row of `compressive bench`; None stands for the preset's value."""
+    """One row of `compressive bench`; None stands for what training takes: the preset's, if it suits the device."""
 
     preset: str
     batch: int | None = None
@@ -92,6 +93,9 @@ class Work:
             precision=self.precision or config.train.precision,
             compile=self.compile or config.train.compile,
             recompute=self.recompute or config.train.recompute,
+        )
+        train, _ = fit_device(
+            train, [f"train.{name}" for name in ("precision", "compile") if getattr(self, name)], device
         )
         config = dataclasses.replace(config, train=train)
         about = {name: getattr(train, name) for name in ("batch", "precision", "compile", "recompute")}
@@ -171,8 +175,8 @@ def measure_training(
 ) -> Row:
     """Milliseconds of a whole step and of its parts, medians over steps, and peak memory.
 
-    On a GPU times are between events in its queue, so that nothing waits for being measured. On a CPU memory is that
-    of the whole process.
+    On an NVIDIA GPU times are between events in its queue, so that nothing waits for being measured. Elsewhere memory
+    is that of the whole process.
     """
     optimiser = torch.optim.Adam([p for group in groups for p in group], lr=1e-5, fused=True)
 
@@ -264,8 +268,9 @@ def kernel_times(act: Callable[[], object], repeats: int, warm_up: int = 0) -> d
 
 
 def mark(device: torch.device) -> Any:
-    """A time stamp; on a GPU a CUDA event."""
+    """A time stamp; on an NVIDIA GPU a CUDA event, so that nothing waits."""
     if device.type != "cuda":
+        wait(device)
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
@@ -281,6 +286,8 @@ def wait(device: torch.device) -> None:
     """Synchronise the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def in_own_process(command: Sequence[str]) -> Row:

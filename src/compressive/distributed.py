@@ -138,12 +138,17 @@ class World:
 
 @contextlib.contextmanager
 def join(device: str) -> Iterator[World]:
-    """Join the process group that torchrun started; without torchrun, a world of one process."""
+    """Join the process group that torchrun started; without torchrun, a world of one process.
+
+    Raises ValueError for processes of torchrun on Apple's GPU (mps), which has no collectives.
+    """
     if "TORCHELASTIC_RUN_ID" not in os.environ and "RANK" not in os.environ:
         yield World(device=pick_device(device))
         return
     local = int(os.environ.get("LOCAL_RANK", 0))
     chosen = pick_device(f"cuda:{local}" if device in ("auto", "cuda") and torch.cuda.is_available() else device)
+    if chosen.type == "mps":
+        raise ValueError("device='mps': expected cpu or cuda under torchrun; Apple's GPU has no collectives")
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     store, rank, size = next(rendezvous("env://"))

@@ -27,9 +27,9 @@ class Bench:
     steps: int = 20
     """Steps of training to time, after a few to warm up."""
     precision: Precision | None = None
-    """Arithmetic of the matrix products, if not the preset's."""
+    """Arithmetic of the matrix products, if not the preset's; without an NVIDIA GPU, if not fp32."""
     compile: bool = False
-    """Compile the model for training, even if the preset does not."""
+    """Compile the model for training, even if the preset does not; without an NVIDIA GPU, only if this is given."""
     recompute: bool = False
     """Keep only each layer's input for the backward pass and compute the rest again."""
     device: str = "auto"
@@ -108,7 +108,8 @@ def bench(options: Bench, command: list[str]) -> int:
     from compressive.console import note
     from compressive.runtime import pick_device
 
-    pick_device(options.device)
+    if pick_device(options.device).type == "mps" and options.precision == "bf16":
+        raise ValueError("precision='bf16': expected fp32 on Apple's GPU (mps)")
     for name, value in (("steps", options.steps), *(("batch", batch) for batch in options.batch)):
         if value < 1:
             raise ValueError(f"{name}={value}: expected at least 1")

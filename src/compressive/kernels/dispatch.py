@@ -77,8 +77,8 @@ def _attention_rule(device: str, dtype: torch.dtype, head_width: int, dropout: f
     elif dropout:
         reason = f"attention_dropout is {dropout}, the kernel has no dropout"
     if _attention == "fused":
-        if reason is None and device != "cuda" and not INTERPRETED:
-            reason = f"the device is {device}, the kernel needs a GPU"
+        if reason is None and not INTERPRETED:
+            reason = _no_gpu(device)
         if reason is not None:
             raise ValueError(f"attention='fused': {reason}; use auto, or reference")
         return None
@@ -141,7 +141,7 @@ def _adam_rule(device: str, sharded: bool, triton: bool) -> str | None:
 def _no_gpu(device: str) -> str | None:
     if device == "cuda":
         return None
-    return _ON_CPU if device == "cpu" else f"the device is {device}, the kernel needs a GPU"
+    return _ON_CPU if device == "cpu" else f"the device is {device}, the kernel needs CUDA"
 
 
 _ON_CPU = "the device is cpu, the kernel needs a GPU"

@@ -49,7 +49,9 @@ class Learner:
     """The agent's losses and its optimiser."""
 
     def __init__(self, agent: Agent, options: LearnConfig, device: torch.device) -> None:
-        self.agent, self.options = agent, options
+        self.agent, self.options, self.device = agent, options, device
+        if device.type == "mps" and options.precision == "bf16":
+            raise ValueError("train.precision='bf16': expected fp32 on Apple's GPU (mps)")
         self.forward = torch.compile(agent, fullgraph=True) if options.compile else agent
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16")
         self.named = dict(agent.named_parameters())
@@ -57,7 +59,7 @@ class Learner:
         self.optimiser = _optimiser(list(self.named.values()), options)
 
     def update(self, rollout: Rollout) -> UpdateStats[Tensor]:
-        """Update the agent once from a rollout, without a device sync. A non-finite update changes no weight."""
+        """Update the agent once from a rollout; a non-finite update changes no weight. No device sync but on MPS."""
         options = self.options
         with self.autocast:
             out = self.forward(rollout.observation, rollout.action, rollout.reward, rollout.start, rollout.state)
@@ -86,7 +88,8 @@ class Learner:
             for parameter in self.named.values():
                 if parameter.grad is not None:
                     parameter.grad = torch.where(finite, parameter.grad, 0)
-        self.optimiser.step()
+        if self.device.type != "mps" or finite:  # its fused Adam may ignore found_inf (pytorch/pytorch#186360)
+            self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         stats = UpdateStats(
             loss=loss,
