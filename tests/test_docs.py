@@ -110,6 +110,23 @@ def test_documented_commands_are_understood(line, tmp_path, monkeypatch, capsys)
         assert len(done) == 1
 
 
+def test_the_commands_without_make_are_those_of_make():
+    section = PAGES["docs/usage.md"].split("## Without make; macOS and Windows")[1].split("\n## ")[0]
+    install, quickstart, checks = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    steps = re.search(r"^STEPS \?= (\d+)$", makefile, re.MULTILINE)
+    assert steps is not None
+    (prompt,) = (ROOT / "books" / "prompts").glob("860-*.txt")
+    (recipe,) = re.findall(r"^quickstart:.*\n((?:\t\$\(BIN\)/compressive .*\n)+)", makefile, re.MULTILINE)
+    made = recipe.replace("\t$(BIN)/", "").replace("$(STEPS)", steps[1])
+    assert quickstart == made.replace("books/prompts/860-*.txt", str(prompt.relative_to(ROOT)))
+    (extras,) = re.findall(r"-c constraints\.txt -e '(\.\[[\w,]+\])'", makefile)
+    assert re.findall(r'-c constraints\.txt -e "(\S+)"', section) == [extras, extras]
+    assert f'-e "{extras}"' in install
+    for line in checks.splitlines():
+        assert f"$(BIN)/{line}\n" in makefile.replace(" --durations=10", "")
+
+
 def test_the_documents_have_commands():
     assert len(commands(README)) >= 10
     assert len(COMMANDS) >= 40
