@@ -41,7 +41,7 @@ def warn(text: str) -> None:
 
 
 def progress_bar(shown: bool = True) -> "Progress":
-    """Return a progress bar that vanishes at the end; it shows nothing if stderr is no terminal, quiet, or not `shown`."""
+    """Return a progress bar that vanishes at the end; on a terminal only, not if quiet, and only if `shown`."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -288,7 +288,7 @@ def test_a_folder_without_run_or_checkpoint_is_refused(run, capsys):
     assert "is not a run: it holds no config.json" in capsys.readouterr().err
     empty = Run.create(run.folder.parent / "empty", run.config)
     assert evaluate(empty) == 2
-    assert "holds no whole checkpoint; train it with --resume first" in capsys.readouterr().err
+    assert "holds no checkpoint yet: compressive train --resume" in capsys.readouterr().err
 
 
 def test_a_changed_corpus(run, capsys, tmp_path):

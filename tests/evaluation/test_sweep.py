@@ -58,7 +58,7 @@ def test_best_and_last(tmp_path, data_dir):
 
 
 def test_a_run_without_checkpoint_is_refused(tmp_path, data_dir):
-    with pytest.raises(checkpoint.CheckpointError, match="holds no whole checkpoint; train it with --resume first"):
+    with pytest.raises(checkpoint.CheckpointError, match="holds no checkpoint yet: compressive train --resume"):
         Trained.load(a_run(tmp_path, data_dir, steps=()))
 
 

@@ -40,7 +40,7 @@ def home(tmp_path, monkeypatch):
         ("evaluate nowhere", "nowhere is not a run: it holds no config.json"),
         ("watch nowhere", "nowhere is not a run: it holds no config.json"),
         ("evaluate oracle --of nowhere", "nowhere is not a run: it holds no config.json"),
-        ("evaluate untrained", "untrained holds no whole checkpoint"),
+        ("evaluate untrained", "untrained holds no checkpoint yet: compressive rl train --resume"),
         ("evaluate random --episodes 0", "episodes=0: expected at least 2"),
         ("evaluate random --episodes -3", "episodes=-3: expected at least 2"),
         ("evaluate random --envs 0", f"envs=0: expected 1 to {MOST_ENVS}"),

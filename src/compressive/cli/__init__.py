@@ -4,6 +4,7 @@ compressive train enwik8-base --train.steps 1000
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -176,6 +177,7 @@ def _one_line(box: str) -> str:
     for section in sections[1:]:
         if section and section[0].startswith("Perhaps you meant"):
             message += f" (did you mean {section[1].split()[0]}?)"
+    message = re.sub(r"^Error parsing [\w.]+: (?=\w+=)", "", message)  # our own checks name the field
     return message[:1].lower() + message[1:].rstrip(".") if message else "arguments that do not fit"
 
 
@@ -201,5 +203,6 @@ def guarded(function: Callable[[], int], prog: str) -> int:
     except (ValueError, OSError, RuntimeError) as error:
         if type(error) is RuntimeError:  # from torch, where the traceback is needed
             raise
-        print(f"{prog}: {error}", file=sys.stderr)
+        told = isinstance(error, OSError) and error.filename and error.strerror  # without the number of the error
+        print(f"{prog}: {error.filename}: {error.strerror}" if told else f"{prog}: {error}", file=sys.stderr)
         return 2

@@ -85,7 +85,8 @@ def begin(kind: Any, folder: Path, config: Any, resume: bool, fixed: tuple[str, 
     """Create the folder of a run, or check that it can be resumed; raises ValueError if a `fixed` value changed."""
     from compressive.runtime import describe_environment
 
-    if (folder / "metrics.jsonl").exists() and not resume:
+    metrics = folder / "metrics.jsonl"  # empty if the run failed before its first step
+    if not resume and metrics.exists() and metrics.stat().st_size:
         raise ValueError(f"out={folder} holds a run already: continue it with --resume, or choose another --out")
     if (folder / "config.json").exists() and resume:
         _refuse_changes(kind.open(folder).config, config, fixed)

@@ -54,6 +54,8 @@ def _train(arguments: list[str], prog: str) -> int:
         default=Train(default.model, default.data, default.train, start.out, start.resume),
     )
     config = RunConfig(options.model, options.data, options.train)
+    if options.out.exists() and not options.out.is_dir():
+        raise ValueError(f"out={options.out} is a file: expected a folder, which is created")
 
     from compressive.console import note
     from compressive.distributed import join, restarts

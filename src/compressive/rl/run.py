@@ -34,7 +34,9 @@ class AgentFolder(Folder[AgentRun]):
         """
         found = checkpoint.latest(self.checkpoints)
         if found is None:
-            raise checkpoint.CheckpointError(f"{self.folder} holds no whole checkpoint; train it with --resume first")
+            raise checkpoint.CheckpointError(
+                f"{self.folder} holds no checkpoint yet: compressive rl train --resume {self.folder}"
+            )
         agent = Agent(self.config, task.observation_shape, task.n_actions)
         agent.load_state_dict(found.tensors("model"))
         return agent.to(device).eval(), found.step

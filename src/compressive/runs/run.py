@@ -61,7 +61,7 @@ def read_config(folder: Path, command: str) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         tables = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(
             f"{folder} is not a run: it holds no config.json; train one: {command} PRESET --out {folder}"
         ) from None

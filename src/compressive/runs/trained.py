@@ -48,7 +48,9 @@ class Trained:
             return cls(run.config.model, about["step"], _read_weights(run.folder / WEIGHTS))
         found = checkpoint.best(run.checkpoints) if which == "best" else checkpoint.latest(run.checkpoints)
         if found is None:
-            raise checkpoint.CheckpointError(f"{run.folder} holds no whole checkpoint; train it with --resume first")
+            raise checkpoint.CheckpointError(
+                f"{run.folder} holds no checkpoint yet: compressive train --resume {run.folder}"
+            )
         return cls(run.config.model, found.step, found.tensors("model"))
 
     def eval_config(

@@ -130,6 +130,8 @@ def report(config: RunConfig, world: World, streams: int) -> None:
         return
     try:
         need = estimate(config, world.device, streams)
+    except ValueError:  # a configuration that cannot run
+        raise
     except Exception as error:  # an estimate must not stop a run
         note(f"no estimate of the memory that the run needs ({error})")
         return
