@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from compressive.bench import median_seconds, wait
+from compressive.bench import median_seconds
 from compressive.config import ModelConfig, RunConfig
 from compressive.distributed import World
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
 from compressive.runs import checkpoint
-from compressive.runtime import describe_environment, pick_device
+from compressive.runtime import describe_environment, pick_device, synchronise
 from compressive.training.loop import AsyncReadback, StepStats
 from compressive.training.recorder import Recorder
 from compressive.training.step import Step, StepRecord, Windows
@@ -87,18 +87,18 @@ def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: i
 
     def stretch(step_fn: Step, save: bool = False) -> tuple[float, float]:
         """Return the seconds of `steps` steps, and those of a checkpoint's copy."""
-        wait(device)
+        synchronise(device)
         began, copying = time.perf_counter(), 0.0
         for i in range(steps):
             record = step_fn(windows, 0)
             if step_fn is guarded:
                 report(record)
             if save and i == 0:
-                wait(device)
+                synchronise(device)
                 before = time.perf_counter()
                 saver.save(i, step_fn.state(), {})
                 copying = time.perf_counter() - before
-        wait(device)
+        synchronise(device)
         return time.perf_counter() - began, copying
 
     for _ in range(10):

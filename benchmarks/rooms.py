@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
-from compressive.bench import wait, write_results
+from compressive.bench import write_results
 from compressive.config.agent import AgentRun
 from compressive.rl.acting import Actor
 from compressive.rl.agent.agent import Agent
 from compressive.rl.env.rooms import Rooms
 from compressive.rl.learning import Learner
-from compressive.runtime import peak_gib, pick_device
+from compressive.runtime import peak_gib, pick_device, synchronise
 
 PUBLISHED = 417
 
@@ -111,7 +111,7 @@ def measure(config: AgentRun, seconds: float) -> dict[str, object]:
         learn()
 
     learn()
-    wait(device)
+    synchronise(device)
     first = time.perf_counter() - began
     speeds = {
         name: steps_per_rollout / _seconds(act, device, seconds)
@@ -129,12 +129,12 @@ def measure(config: AgentRun, seconds: float) -> dict[str, object]:
 def _seconds(act: Callable[[], object], device: torch.device, least: float) -> float:
     """Return the mean seconds per call, over calls of at least `least` seconds in total."""
     act()
-    wait(device)
+    synchronise(device)
     began, calls = time.perf_counter(), 0
     while calls == 0 or time.perf_counter() - began < least:
         act()
         calls += 1
-        wait(device)
+        synchronise(device)
     return (time.perf_counter() - began) / calls
 
 

@@ -205,7 +205,7 @@ def test_evaluation_uses_all_processes(data_dir, alone):
     assert two.returncode == 0, error
     first, second = json.loads(one.stdout), json.loads(out)  # one report, by the first process
     assert (first["processes"], second["processes"]) == (1, 2)
-    assert first["lanes"] == second["lanes"] == 5
+    assert first["streams"] == second["streams"] == 5
     assert first["tokens"] == second["tokens"]
     assert second["nats"] == pytest.approx(first["nats"], rel=1e-6)
     refused = torchrun("evaluate", alone / "float32", "--dynamic", program=warm)

@@ -18,6 +18,9 @@ from compressive.kernels import dispatch
 from compressive.rl.evaluate import evaluate
 from compressive.rl.learning import Learner
 from compressive.rl.policies import AgentPolicy
+from compressive.runtime import Stopwatch, autocast, pick_device
+from compressive.training import loop
+from compressive.training.preflight import fit_device
 from compressive.training.step import Step, Windows
 
 MPS = torch.device("mps")
@@ -51,10 +54,10 @@ def test_kernels_that_are_asked_for_are_refused(monkeypatch):
 
 def test_training_in_bf16_is_refused():
     options = dataclasses.replace(TRAIN, precision="bf16")
-    with pytest.raises(ValueError, match=r"train\.precision='bf16': expected fp32 on Apple's GPU \(mps\)"):
+    with pytest.raises(ValueError, match=r"precision='bf16': expected fp32 on Apple's GPU \(mps\)"):
         Step(build_model(MODEL), options, World(device=MPS), 2)
     run = tiny_agent_run(train={"precision": "bf16"})
-    with pytest.raises(ValueError, match=r"train\.precision='bf16': expected fp32 on Apple's GPU \(mps\)"):
+    with pytest.raises(ValueError, match=r"precision='bf16': expected fp32 on Apple's GPU \(mps\)"):
         Learner(build(run)[1], run.train, MPS)
 
 
@@ -163,3 +166,40 @@ def test_observations_of_gymnasium_arrive_in_single_precision():
         assert task.reset().dtype == torch.float32
     transition = task.step(torch.zeros(2, dtype=torch.long))  # rewards are cast before they are moved
     assert (transition.observation.dtype, transition.reward.dtype) == (torch.float32, torch.float32)
+
+
+def test_clocks_and_bf16_know_the_device(monkeypatch):
+    waited: list[str] = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    Stopwatch(MPS).lap()
+    assert waited == ["mps"]
+    with pytest.raises(ValueError, match="precision='bf16': expected fp32"):
+        autocast(MPS, "bf16")
+    assert fit_device(dataclasses.replace(TRAIN, precision="bf16"), (), MPS)[1] == ["mps: fp32"]
+
+
+def test_random_numbers_go_on_where_they_were(monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: torch.ones(3))
+    monkeypatch.setattr(torch.mps, "set_rng_state", lambda state: told.append("mps"))
+    state = loop._rng_state(World(device=MPS))
+    assert set(state) == {"cpu.0", "mps.0"}
+    loop._set_rng_state(state)
+    assert told == ["mps"]
+
+
+@pytest.mark.parametrize(
+    ("there", "works", "expected"), [(True, True, "mps"), (True, False, "cpu"), (False, True, "cpu")]
+)
+def test_auto_takes_it_where_it_works(monkeypatch, there, works, expected):
+    real = torch.ones
+
+    def ones(*size: int, device: str) -> torch.Tensor:
+        if not works:
+            raise RuntimeError("no Metal device")
+        return real(*size)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there)
+    monkeypatch.setattr(torch, "ones", ones)
+    assert pick_device("auto").type == expected

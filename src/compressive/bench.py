@@ -29,7 +29,15 @@ from compressive.config import Precision, RunConfig
 from compressive.distributed import World
 from compressive.inference.generate import generate
 from compressive.kernels.dispatch import using
-from compressive.runtime import describe_environment, evaluating, peak_gib, pick_device, write_atomically
+from compressive.runtime import (
+    autocast,
+    describe_environment,
+    evaluating,
+    peak_gib,
+    pick_device,
+    synchronise,
+    write_atomically,
+)
 from compressive.training.flops import peak_flops, training_flops_per_token
 from compressive.training.preflight import fit_device
 from compressive.training.step import Step, Windows
@@ -148,8 +156,8 @@ def measure(subject: Subject, config: RunConfig, device: torch.device, steps: in
 
     So many tokens are sampled, a whole window by default: each position in it, and the compression at its end, once.
     """
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.train.precision == "bf16")
-    row = measure_training(autocast(subject.forward), subject.groups, device, steps, subject.update)
+    cast = autocast(device, config.train.precision)
+    row = measure_training(cast(subject.forward), subject.groups, device, steps, subject.update)
     if subject.step is not None:
         row |= measure_steps(subject.step, device, steps)
     speed = row["tokens_per_second"] = config.train.batch * config.model.window / row["step_ms"] * 1e3
@@ -161,7 +169,7 @@ def measure(subject: Subject, config: RunConfig, device: torch.device, steps: in
     sampled = config.model.window if sampled is None else sampled
     if sampled and subject.sample is not None:
         for batch in BATCHES:
-            speed = measure_generation(autocast(subject.sample), batch, sampled, device, settling)
+            speed = measure_generation(cast(subject.sample), batch, sampled, device, settling)
             row[f"sampled_per_second_batch_{batch}"] = speed
     return row
 
@@ -189,7 +197,7 @@ def measure_training(
     marks: list[Any] = []
     for step in range(WARM_UP + steps):
         if step == WARM_UP:
-            wait(device)
+            synchronise(device)
             marks = [mark(device)]
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
@@ -200,7 +208,7 @@ def measure_training(
         update()
         optimiser.zero_grad(set_to_none=True)
         marks.append(mark(device))
-    wait(device)
+    synchronise(device)
     parts = {
         f"{name}_ms": statistics.median(between(marks[i], marks[i + 1]) for i in range(start, len(marks) - 1, 3))
         for start, name in enumerate(("forward", "backward", "update"))
@@ -216,11 +224,11 @@ def measure_steps(step: Callable[[], object], device: torch.device, steps: int) 
     marks: list[Any] = []
     for i in range(2 * WARM_UP + steps):
         if i == 2 * WARM_UP:
-            wait(device)
+            synchronise(device)
             marks = [mark(device)]
         step()
         marks.append(mark(device))
-    wait(device)
+    synchronise(device)
     whole = statistics.median(between(a, b) for a, b in itertools.pairwise(marks))
     return {"step_ms": whole, "peak_gib": peak_gib(device)}
 
@@ -233,7 +241,7 @@ def measure_generation(
     def seconds(count: int) -> float:
         began = time.perf_counter()
         sample(batch, count)
-        wait(device)
+        synchronise(device)
         return time.perf_counter() - began
 
     seconds(2)
@@ -247,10 +255,10 @@ def median_seconds(act: Callable[[], object], device: torch.device, repeats: int
     """Median seconds of a call, with the device idle before and after."""
     times = []
     for _ in range(repeats):
-        wait(device)
+        synchronise(device)
         began = time.perf_counter()
         act()
-        wait(device)
+        synchronise(device)
         times.append(time.perf_counter() - began)
     return statistics.median(times)
 
@@ -270,7 +278,7 @@ def kernel_times(act: Callable[[], object], repeats: int, warm_up: int = 0) -> d
 def mark(device: torch.device) -> Any:
     """A time stamp; on an NVIDIA GPU a CUDA event, so that nothing waits."""
     if device.type != "cuda":
-        wait(device)
+        synchronise(device)
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
@@ -280,14 +288,6 @@ def mark(device: torch.device) -> Any:
 def between(first: Any, second: Any) -> float:
     """Milliseconds between two time stamps."""
     return float((second - first) * 1e3 if isinstance(first, float) else first.elapsed_time(second))
-
-
-def wait(device: torch.device) -> None:
-    """Synchronise the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 def in_own_process(command: Sequence[str]) -> Row:

@@ -1,6 +1,7 @@
 """The machine: devices, precision, signals, timing, memory, a record of the environment, atomic file writes."""
 
 import contextlib
+import math
 import os
 import platform
 import signal
@@ -46,9 +47,19 @@ def _mps_works() -> bool:
         return False
 
 
-def autocast(model: nn.Module, precision: Precision) -> torch.autocast:
-    """Autocast on the model's device: bf16 matrix products, or none for fp32."""
-    return torch.autocast(next(model.parameters()).device.type, torch.bfloat16, enabled=precision == "bf16")
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """Autocast on a device: bf16 matrix products, or none for fp32; raises ValueError for bf16 on Apple's GPU."""
+    if device.type == "mps" and precision == "bf16":
+        raise ValueError("precision='bf16': expected fp32 on Apple's GPU (mps)")
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for everything that a device was given to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 @contextlib.contextmanager
@@ -89,32 +100,30 @@ class Stopwatch:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leave the time inside the context out of the interval."""
-        self._wait()
+        synchronise(self.device)
         began = time.monotonic()
         yield
         self.clock += time.monotonic() - began
 
     def lap(self) -> float:
         """Return the seconds since the last call."""
-        self._wait()
+        synchronise(self.device)
         now = time.monotonic()
         seconds, self.clock = now - self.clock, now
         return max(seconds, 1e-9)
 
-    def _wait(self) -> None:
-        """Synchronise the device before the clock is read."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
 
 def peak_gib(device: torch.device) -> float:
-    """Peak memory of the device or, on a CPU, of the process, in GiB."""
+    """Peak memory of the device or, on a CPU, of the process, in GiB; NaN where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     if sys.platform == "linux":  # ru_maxrss would include the peak of the parent process
         status = Path("/proc/self/status").read_text("utf-8")
         return int(status.split("VmHWM:")[1].split()[0]) / 2**20
-    import resource
+    try:
+        import resource
+    except ImportError:  # Windows
+        return math.nan
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
 
@@ -139,17 +148,14 @@ def describe_environment() -> dict[str, Any]:
     import compressive
 
     source = Path(compressive.__file__).parent
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        cwd=source,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    commit = None
+    with contextlib.suppress(FileNotFoundError):  # no git
+        asked = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+        commit = subprocess.run(asked, cwd=source, capture_output=True, text=True, check=False).stdout.strip() or None
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "command": sys.argv,
-        "commit": commit.stdout.strip() or None,
+        "commit": commit,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

@@ -66,8 +66,7 @@ def test_an_analysis_is_shown_and_kept(home, capsys, what):
     assert (folder / f"{what}.png").read_bytes().startswith(b"\x89PNG")
     kept = json.loads((folder / f"{what}.json").read_text("utf-8"))
     assert (kept["split"], kept["step"]) == ("valid", 7)
-    assert "streams" not in kept
-    assert ("lanes" in kept) == (what == "memory")  # the key of version 0.1 stays
+    assert ("streams" in kept) == (what == "memory")
 
 
 def test_json_is_printed_alone_and_sizes_may_differ(home, capsys, tmp_path):
@@ -126,7 +125,7 @@ def test_mistakes_are_one_clear_line(home, capsys, what, words, message):
 def test_more_streams_and_tokens_than_the_text_has_are_cut_to_what_it_has(home, capsys, tmp_path):
     words = ("--streams", 10**6, "--tokens", 10**12, "--json", "--out", tmp_path)
     found = json.loads(call(capsys, home / "run", "memory", *words).out)
-    assert found["lanes"] == 3
+    assert found["streams"] == 3
     assert found["tokens"] == 3 * (23 - 3) * 16  # 23 windows each, three of which fill the memories
 
 

@@ -63,7 +63,7 @@ def test_one_evaluation_as_json(run, capsys):
     corpus = run.corpus()
     nll = score(model_of(run), corpus.split("valid"))
     expected = {
-        "run": "run", "corpus": "tiny", "split": "valid", "checkpoint": "best", "step": 7, "lanes": 1,
+        "run": "run", "corpus": "tiny", "split": "valid", "checkpoint": "best", "step": 7, "streams": 1,
         "memory_size": 16, "compressed_size": 8, "empty_memory": "zeros", "empty_memory_reason": "as in training",
         "tokens": len(nll), "whole_split": True, "counted_words": corpus.words("valid"),
         "precision": "fp32", "device": "cpu",

@@ -215,6 +215,28 @@ def test_a_configuration_that_cannot_be_read_is_named(home, tmp_path, content, m
     assert message in done.stderr
 
 
+def test_a_run_that_failed_before_its_first_step_can_start_again(home, tmp_path):
+    words = ("train", "quickstart", "--data.corpus", "tiny", *TINY, "--out", tmp_path / "run")
+    failed = command(*words, "--train.parallel", "fsdp", cwd=home)
+    assert "parallel='fsdp': expected torchrun to start the processes" in failed.stderr
+    assert command(*words, cwd=home).returncode == 0
+    again = command(*words, cwd=home)
+    assert (again.returncode, "holds a run already" in again.stderr) == (2, True)
+
+
+def test_a_file_and_a_release_are_no_folders_to_train_in(home, tmp_path):
+    (tmp_path / "file").write_text("")
+    words = ("train", "quickstart", "--data.corpus", "tiny", *TINY, "--out")
+    assert "is a file: expected a folder" in command(*words, tmp_path / "file", cwd=home).stderr
+    below = command(*words, tmp_path / "file" / "below", cwd=home)
+    assert below.stderr == f"compressive train: {tmp_path}/file/below/corpus.json: Not a directory\n"
+    assert command("export", "runs/first", "--out", tmp_path / "release", cwd=home).returncode == 0
+    for start in (["--resume", tmp_path / "release"], ["quickstart", "--out", tmp_path / "release", "--resume"]):
+        done = command("train", *start, "--data.corpus", "tiny", *TINY, cwd=home)
+        assert (done.returncode, "is a release, which holds no state" in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "release" / "metrics.jsonl").exists()
+
+
 def test_quiet_leaves_errors_and_results(home, tmp_path):
     done = command(
         "train", "quickstart", "--quiet", "--data.corpus", "tiny", *TINY, "--out", tmp_path / "run", cwd=home

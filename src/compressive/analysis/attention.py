@@ -120,8 +120,7 @@ def measure_attention(
 ) -> AttentionUse:
     """Average attention over about `tokens` tokens of a text (n,), once memories are full."""
     cut = spread(model, text, tokens, streams)
-    device = cut.tokens.device
-    edges = [_edges(layer.n_compressed, layer.n_recent, cut.window).to(device) for layer in model.trunk.layers]
+    edges = [_edges(layer.n_compressed, layer.n_recent, cut.window) for layer in model.trunk.layers]
     found = []
     with watch_attention(model) as usages:
         for index, _ in enumerate(read(model, cut.tokens, model.initial_memory(len(cut.tokens)), progress=progress)):
@@ -180,6 +179,6 @@ def _edges(compressed: int, recent: int, window: int) -> Tensor:
 
 def _sums(usage: Tensor, edges: Tensor) -> Tensor:
     """Sum attention (B, N) into buckets (B, 18); an edge inside a slot splits its attention in proportion."""
-    reached = F.pad(usage.double().cumsum(dim=1), (1, 1))  # the last column only pads the index
+    reached = F.pad(usage.cpu().double().cumsum(dim=1), (1, 1))  # the last column only pads the index
     whole = edges.long()
     return torch.lerp(reached[:, whole], reached[:, whole + 1], edges - whole).diff(dim=1)

@@ -53,8 +53,8 @@ class MemoryUse:
     temporal_range: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; the stream count keeps its old key, `lanes`."""
-        return {"lanes" if key == "streams" else key: value for key, value in dataclasses.asdict(self).items()}
+        """Return plain values for JSON."""
+        return dataclasses.asdict(self)
 
     def table(self) -> "RenderableType":
         """Return both results as terminal tables."""

@@ -116,7 +116,7 @@ def read(
 
 def to_numpy(x: Tensor) -> Floats:
     """Copy a tensor to the CPU as a float64 array."""
-    return x.double().cpu().numpy()
+    return x.cpu().double().numpy()  # MPS has no float64
 
 
 def part(progress: Progress | None, begin: float, end: float) -> Progress | None:

@@ -203,6 +203,8 @@ def guarded(function: Callable[[], int], prog: str) -> int:
     except (ValueError, OSError, RuntimeError) as error:
         if type(error) is RuntimeError:  # from torch, where the traceback is needed
             raise
-        told = isinstance(error, OSError) and error.filename and error.strerror  # without the number of the error
-        print(f"{prog}: {error.filename}: {error.strerror}" if told else f"{prog}: {error}", file=sys.stderr)
+        message = str(error)
+        if isinstance(error, OSError) and error.filename and error.strerror:  # without the number of the error
+            message = f"{error.filename}: {error.strerror}"
+        print(f"{prog}: {message}", file=sys.stderr)
         return 2

@@ -106,10 +106,9 @@ def bench(options: Bench, command: list[str]) -> int:
 
     from compressive import bench
     from compressive.console import note
-    from compressive.runtime import pick_device
+    from compressive.runtime import autocast, pick_device
 
-    if pick_device(options.device).type == "mps" and options.precision == "bf16":
-        raise ValueError("precision='bf16': expected fp32 on Apple's GPU (mps)")
+    autocast(pick_device(options.device), options.precision or "fp32")  # refuse what the device does not have
     for name, value in (("steps", options.steps), *(("batch", batch) for batch in options.batch)):
         if value < 1:
             raise ValueError(f"{name}={value}: expected at least 1")

@@ -271,7 +271,7 @@ def _name(options: Evaluate) -> str:
         options.empty_memory: options.empty_memory != "auto",
         "dynamic": options.dynamic,
         f"first{options.limit}": options.limit is not None,
-        f"lanes{options.streams}": options.streams > 0,
+        f"streams{options.streams}": options.streams > 0,
         options.precision: options.precision != "fp32",
         options.which: options.which != "best",
     }

@@ -83,8 +83,11 @@ def _check_preset(name: str | None, holding: str) -> None:
 
 def begin(kind: Any, folder: Path, config: Any, resume: bool, fixed: tuple[str, ...]) -> Any:
     """Create the folder of a run, or check that it can be resumed; raises ValueError if a `fixed` value changed."""
+    from compressive.runs.trained import ABOUT
     from compressive.runtime import describe_environment
 
+    if (folder / ABOUT).exists():
+        raise ValueError(f"{folder} is a release, which holds no state of training: resume the run it was made from")
     metrics = folder / "metrics.jsonl"  # empty if the run failed before its first step
     if not resume and metrics.exists() and metrics.stat().st_size:
         raise ValueError(f"out={folder} holds a run already: continue it with --resume, or choose another --out")

@@ -45,7 +45,7 @@ def dynamic_score(
     optimiser = torch.optim.Adam(others + compressors, lr=learning_rate)
 
     def read(window: Window, memory: Memory) -> tuple[Tensor, Memory]:
-        with autocast(model, precision):
+        with autocast(next(model.parameters()).device, precision):
             out = model(window.tokens, memory, targets=window.targets, starts=window.starts)
         assert out.nll is not None
         optimiser.zero_grad()

@@ -63,7 +63,7 @@ def score(
         assert out.nll is not None
         return out.nll, out.memory
 
-    with torch.no_grad(), autocast(model, precision):
+    with torch.no_grad(), autocast(next(model.parameters()).device, precision):
         return read_through(
             model, tokens, read, streams=streams, limit=limit, progress=progress, world=world, clips=clips
         )

@@ -64,13 +64,13 @@ class Result:
         return value
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; the stream count keeps its old key, `lanes`."""
+        """Return plain values for JSON."""
         names = ("memory_size", "compressed_size", "empty_memory")  # a WaveNet has none of them
         return {
             **{name: getattr(self.config.model, name, None) for name in names},
             "empty_memory_reason": self.config.reason,
             **dataclasses.asdict(self.metrics),
-            "lanes": self.streams,
+            "streams": self.streams,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
         }

@@ -12,6 +12,7 @@ from compressive.model.records import SHARED, TensorRecord
 from compressive.rl.agent.agent import Agent, sample_actions
 from compressive.rl.env import prng
 from compressive.rl.env.task import Task, Transition
+from compressive.runtime import autocast
 
 Value = TypeVar("Value")
 
@@ -49,7 +50,7 @@ class Actor:
     def __init__(self, task: Task, agent: Agent, options: LearnConfig, device: torch.device, seed: int) -> None:
         self.task, self.agent = task, agent
         B, T, A = task.n_envs, agent.window, task.n_actions
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16")
+        self.autocast = autocast(device, options.precision)
         self.inputs = torch.compile(agent.inputs, fullgraph=True) if options.compile else agent.inputs
         first = task.reset()
         self.observation = first.new_zeros(B, T + 1, *first.shape[1:])

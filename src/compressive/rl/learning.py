@@ -12,6 +12,7 @@ from compressive.config.agent import LearnConfig, RewardShape
 from compressive.rl.acting import Rollout
 from compressive.rl.agent.agent import Agent
 from compressive.rl.vtrace import vtrace
+from compressive.runtime import autocast
 
 Value = TypeVar("Value")
 
@@ -50,10 +51,8 @@ class Learner:
 
     def __init__(self, agent: Agent, options: LearnConfig, device: torch.device) -> None:
         self.agent, self.options, self.device = agent, options, device
-        if device.type == "mps" and options.precision == "bf16":
-            raise ValueError("train.precision='bf16': expected fp32 on Apple's GPU (mps)")
         self.forward = torch.compile(agent, fullgraph=True) if options.compile else agent
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16")
+        self.autocast = autocast(device, options.precision)
         self.named = dict(agent.named_parameters())
         self.groups = agent.task_parameters(), agent.compressor_parameters()  # clipped separately
         self.optimiser = _optimiser(list(self.named.values()), options)

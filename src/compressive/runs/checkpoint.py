@@ -168,7 +168,7 @@ class Saver:
         if kept is None or (kept.shape, kept.dtype) != (source.shape, source.dtype):
             kept = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
             self.staged[name] = kept
-        kept.copy_(source, non_blocking=True)
+        kept.copy_(source, non_blocking=source.is_cuda)
         return self.world.shard_like(kept, tensor)
 
     def wait(self) -> None:
@@ -281,12 +281,14 @@ def _hash(path: Path) -> str:
 
 
 def _sync_and_hash(path: Path) -> str:
-    with path.open("rb") as file:
+    with path.open("r+b") as file:  # Windows syncs only what may be written
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # folders cannot be opened there
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -245,7 +245,7 @@ def _read(streams: Streams, position: int, window: int, count: int, device: torc
         tokens = torch.from_numpy(view.astype(np.int64) if view.dtype == np.uint32 else view)
         if device.type == "cuda":
             tokens = tokens.pin_memory()
-        return tokens.to(device, non_blocking=True)
+        return tokens.to(device, non_blocking=device.type == "cuda")  # MPS may read what is not there yet
 
     places = [position + i * window for i in range(count)]
     x, y = zip(*(streams.window(place, window) for place in places), strict=True)
@@ -259,12 +259,15 @@ def _rng_state(world: World) -> dict[str, Tensor]:
     state = {f"cpu.{world.rank}": torch.get_rng_state()}
     if world.device.type == "cuda":
         state[f"cuda.{world.rank}"] = torch.cuda.get_rng_state()
+    if world.device.type == "mps":
+        state[f"mps.{world.rank}"] = torch.mps.get_rng_state()
     return state
 
 
 def _set_rng_state(state: dict[str, Tensor]) -> None:
+    setters = {"cpu": torch.set_rng_state, "cuda": torch.cuda.set_rng_state, "mps": torch.mps.set_rng_state}
     for name, tensor in state.items():
-        torch.cuda.set_rng_state(tensor) if name.startswith("cuda") else torch.set_rng_state(tensor)
+        setters[name.split(".")[0]](tensor)
 
 
 def _evaluate(model: LanguageModel, corpus: Corpus, split: str, config: RunConfig, world: World) -> float:

@@ -14,7 +14,7 @@ from compressive.console import note, warn
 from compressive.data.corpus import Corpus
 from compressive.distributed import World
 from compressive.kernels.dispatch import using
-from compressive.runtime import memory_gib
+from compressive.runtime import autocast, memory_gib
 
 GIB = 2**30
 Protocol = TypeVar("Protocol", TrainConfig, LearnConfig)
@@ -49,10 +49,11 @@ def fit_device(train: Protocol, given: Collection[str], device: torch.device) ->
         changes["precision"] = "fp32"
     if train.compile and "train.compile" not in given:
         changes["compile"] = False
-    flags = ["--train.precision bf16"] * ("precision" in changes) + ["--train.compile"] * ("compile" in changes)
+    asks = "precision" in changes and device.type != "mps"  # which has no bf16 to ask for
+    flags = ["--train.precision bf16"] * asks + ["--train.compile"] * ("compile" in changes)
     how = ", ".join(["fp32"] * ("precision" in changes) + ["not compiled"] * ("compile" in changes))
-    said = [f"{device}: {how}; {' '.join(flags)} asks for what the preset has"] if flags else []
-    return dataclasses.replace(train, **changes), said
+    remedy = f"; {' '.join(flags)} asks for what the preset has" if flags else ""
+    return dataclasses.replace(train, **changes), [f"{device}: {how}{remedy}"] if changes else []
 
 
 def check_vocabulary(model: AnyModelConfig, corpus: Corpus) -> None:
@@ -103,7 +104,7 @@ def estimate(config: RunConfig, device: torch.device, streams: int) -> Need:
         slots = [x.untyped_storage() for x in memory.state_dict().values()]
         x = model.embedding(torch.zeros(streams, config.model.window, dtype=torch.long))
         with (
-            torch.autocast(device.type, torch.bfloat16, enabled=bf16),
+            autocast(device, options.precision),
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         ):
             model.trunk(x, memory)

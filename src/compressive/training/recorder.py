@@ -146,9 +146,7 @@ def _tensorboard(folder: Path) -> _Sink:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ValueError(
-            f"train.tensorboard=True: not installed; pip install -e '.[tensorboard]' ({error})"
-        ) from None
+        raise ValueError(f"train.tensorboard=True: not installed; pip install -e '.[tensorboard]' ({error})") from None
     writer = SummaryWriter(str(folder / "tensorboard"))
 
     def write(kind: str, step: int, values: dict[str, float]) -> None:

@@ -16,6 +16,7 @@ from compressive.distributed import World, local, whole
 from compressive.kernels.dispatch import choose
 from compressive.model.embedding import AdaptiveEmbedding
 from compressive.model.language_model import LanguageModel
+from compressive.runtime import autocast
 from compressive.training.schedule import is_update, learning_rate, steps_per_update
 
 WARM_UP = 3
@@ -56,8 +57,7 @@ class Step:
 
     def __init__(self, model: LanguageModel, options: TrainConfig, world: World, streams: int) -> None:
         self.options, self.world, self.device = options, world, world.device
-        if self.device.type == "mps" and options.precision == "bf16":
-            raise ValueError("train.precision='bf16': expected fp32 on Apple's GPU (mps)")
+        self.autocast = autocast(self.device, options.precision)
         self.forward = world.wrap(model, options)
         self.named: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         self.groups = model.task_parameters(), model.compressor_parameters()  # they are clipped apart
@@ -81,7 +81,6 @@ class Step:
         self.counted = torch.zeros((), device=self.device)  # and over how many steps
         self.accumulating = False
         self.asked = torch.zeros((), device=self.device)
-        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=options.precision == "bf16")
         self.keep = _keeper(options, self.device)
         self.graphs: dict[tuple[bool, bool], tuple[torch.cuda.CUDAGraph, Windows, StepRecord]] = {}
         self.taken: dict[tuple[bool, bool], int] = {}
