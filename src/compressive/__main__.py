@@ -7,8 +7,8 @@ from typing import NoReturn
 
 def command() -> NoReturn:
     """Run the command line and exit."""
-    # OpenMP's waiting threads spin. With more work than cores they take the cores from threads that have work: the
-    # quickstart trained ten times slower. A short spin costs an idle machine nothing (docs/log.md). OpenMP reads this
+    # OpenMP's waiting threads spin. With more work than cores they take the cores from threads that have work. A short
+    # spin trains the quickstart about twice as fast then, and as fast on an idle machine (docs/log.md). OpenMP reads it
     # when torch is imported; what the user has set stays.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
