@@ -18,8 +18,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from compressive.cli.rl.train import FIXED
-from compressive.cli.start import begin
 from compressive.config.agent import AgentRun
 from compressive.rl.evaluate import evaluate
 from compressive.rl.loop import read_metrics, train
@@ -58,7 +56,7 @@ def main() -> int:
         return 0
 
     config = configure(options)
-    folder = begin(AgentFolder, options.out or Path("runs") / options.preset, config, True, FIXED)
+    folder = AgentFolder.begin(options.out or Path("runs") / options.preset, config, True)
     code = train(folder)
     if code == 0:
         write_atomically(options.results, json.dumps(report(folder, options.episodes), indent=1) + "\n")

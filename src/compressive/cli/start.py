@@ -1,7 +1,6 @@
 """What training starts from: a preset, a configuration file, or a run that goes on. For `train` and `rl train`."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +48,14 @@ def starting_point(
     if preset is None and (run := _take(words, "--resume")) is not None:
         folder = Path(run)
         config = open_run(folder).config
-        return Start(config, run, folder, True, set(_flat(dataclasses.asdict(config))), words)
+        return Start(
+            config,
+            run,
+            folder,
+            True,
+            {f"{table}.{name}" for table, values in dataclasses.asdict(config).items() for name in values},
+            words,
+        )
     if preset is None and {"-h", "--help"} & set(words):
         preset = shown
     _check_preset(preset, holding)
@@ -79,40 +85,3 @@ def _check_preset(name: str | None, holding: str) -> None:
         f"preset={name!r}: expected a preset as the first argument, --config FILE or --resume RUN{meant}; "
         f"presets: {', '.join(names)}"
     )
-
-
-def begin(kind: Any, folder: Path, config: Any, resume: bool, fixed: tuple[str, ...]) -> Any:
-    """Create the folder of a run, or check that it can be resumed; raises ValueError if a `fixed` value changed."""
-    from compressive.runs.trained import ABOUT
-    from compressive.runtime import describe_environment
-
-    if (folder / ABOUT).exists():
-        raise ValueError(f"{folder} is a release, which holds no state of training: resume the run it was made from")
-    metrics = folder / "metrics.jsonl"  # empty if the run failed before its first step
-    if not resume and metrics.exists() and metrics.stat().st_size:
-        raise ValueError(f"out={folder} holds a run already: continue it with --resume, or choose another --out")
-    if (folder / "config.json").exists() and resume:
-        _refuse_changes(kind.open(folder).config, config, fixed)
-    run = kind.create(folder, config)
-    environment = json.dumps(describe_environment())
-    with (folder / "environment.jsonl").open("a", encoding="utf-8") as file:  # one line per start or resume
-        file.write(environment + "\n")
-    return run
-
-
-def _refuse_changes(before: Any, now: Any, fixed: tuple[str, ...]) -> None:
-    """A resumed run keeps its model, its data and its streams."""
-    old, new = (_flat(dataclasses.asdict(config)) for config in (before, now))
-    for name in new:
-        if name.startswith(fixed) and old.get(name) != new[name]:
-            raise ValueError(
-                f"{name}={new[name]!r}: the run to be resumed has {old.get(name)!r}; give that, or begin another --out"
-            )
-
-
-def _flat(tables: dict[str, dict[str, object]]) -> dict[str, object]:
-    return {
-        f"{table}.{name}": tuple(value) if isinstance(value, list) else value
-        for table, values in tables.items()
-        for name, value in values.items()
-    }

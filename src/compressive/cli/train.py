@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressive.cli import guarded, parse
-from compressive.cli.start import begin, starting_point
+from compressive.cli.start import starting_point
 from compressive.config import RunConfig, preset_names
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 SHOWN = "enwik8"
 """The preset whose values --help shows if none is named."""
-FIXED = ("model", "data.corpus", "train.batch", "train.unroll", "train.seed")
-"""What a run cannot change when it is resumed."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def _train(arguments: list[str], prog: str) -> int:
             note(change)
         # torchrun restarts all processes when one dies: a restart resumes.
         resume = options.resume or restarts() > 0
-        return train(world.first(lambda: begin(Run, options.out, config, resume, FIXED)), world)
+        return train(world.first(lambda: Run.begin(options.out, config, resume)), world)
 
 
 def _open(folder: Path) -> "Run":

@@ -7,6 +7,7 @@ for tokens in generate(model, prompt, 500, samples=4):
 import functools
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,69 +42,97 @@ def generate(
         if value < 1:
             raise ValueError(f"{name}={value}: expected at least 1")
 
-    @torch.no_grad()
     def sampled() -> Iterator[Tensor]:
         decoder = FastDecoder(model)
-        logits, state = _read(decoder, prompt)
+        logits, state = read(decoder, prompt)
         fork = torch.zeros(samples, dtype=torch.long, device=logits.device)
-        logits, state = logits[fork], state.select(fork)
-        generator = torch.Generator(logits.device).manual_seed(seed)
-        noise = torch.empty_like(upcast(logits))
-        chosen = functools.partial(choose, temperature=temperature, top_p=top_p, top_k=top_k)
-        tokens = chosen(logits, noise.exponential_(generator=generator))
-
-        def step(state: DecodingState) -> DecodingState:
-            logits, state = decoder.step(tokens, state)
-            tokens.copy_(chosen(logits, noise))
-            return state
-
-        steps = StepGraph(step, state, decoder.capture())
-        yield tokens.clone()
-        for _ in range(length - 1):
-            noise.exponential_(generator=generator)
-            with evaluating(decoder.model) if decoder.model.training else nullcontext():
-                steps()
-            yield tokens.clone()
+        options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+        yield from continue_from(decoder, logits[fork], state.select(fork), length, **options)
 
     return sampled()
 
 
-def prime(model: LanguageModel, prompt: Tensor) -> tuple[Tensor, DecodingState]:
-    """Read a prompt (n,) into an empty memory; return the logits (1, V) of what follows, and the state to go on from.
+@torch.no_grad()
+def continue_from(
+    decoder: FastDecoder,
+    logits: Tensor,
+    state: DecodingState,
+    length: int,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 0.98,
+    top_k: int = 0,
+    seed: int = 0,
+) -> Iterator[Tensor]:
+    """Sample from logits (B, V), then step by step from the state of these rows; yields tokens (B,), `length` times."""
+    generator = torch.Generator(logits.device).manual_seed(seed)
+    noise = torch.empty_like(upcast(logits))
+    chosen = functools.partial(choose, temperature=temperature, top_p=top_p, top_k=top_k)
+    tokens = chosen(logits, noise.exponential_(generator=generator))
 
-    Whole windows are read at once, what is left over step by step: a book costs one pass, not a step per token.
+    def step(state: DecodingState) -> DecodingState:
+        logits, state = decoder.step(tokens, state)
+        tokens.copy_(chosen(logits, noise))
+        return state
+
+    steps = StepGraph(step, state, decoder.capture())
+    yield tokens.clone()
+    for _ in range(length - 1):
+        noise.exponential_(generator=generator)
+        with evaluating(decoder.model) if decoder.model.training else nullcontext():
+            steps()
+        yield tokens.clone()
+
+
+def prime(model: LanguageModel, prompt: Tensor, state: DecodingState | None = None) -> tuple[Tensor, DecodingState]:
+    """Read a prompt (n,); return the logits (1, V) of what follows, and the state to go on from.
+
+    It is read into an empty memory or, given the state of one row, after what was read before. Whole windows are read
+    at once, what is left over step by step: a book costs one pass, not a step per token.
     """
-    return _read(FastDecoder(model), _checked(model, prompt))
+    return read(FastDecoder(model), _checked(model, prompt), state)
 
 
 @torch.no_grad()
-def _read(decoder: FastDecoder, prompt: Tensor) -> tuple[Tensor, DecodingState]:
+def read(decoder: FastDecoder, prompt: Tensor, state: DecodingState | None = None) -> tuple[Tensor, DecodingState]:
+    """Do what `prime` does, with a decoder that is there already."""
     model = decoder.model
     tokens, window = prompt.to(next(model.parameters()).device), model.config.window
-    whole = len(tokens) // window * window
-    memory, hidden = model.initial_memory(1), None
+    logits: Tensor | None = None
     with evaluating(model):
-        for begin in range(0, whole, window):
-            # The trunk alone: of all these tokens at most the last one's scores are wanted.
-            out = model.trunk(model.embedding(tokens[None, begin : begin + window]), memory)
-            memory, hidden = out.memory, out.hidden[:, -1]
-        state = decoder.decoding_state(memory)
-        if hidden is not None and whole == len(tokens):
-            return model.embedding.logits(hidden), state
+        if state is not None and state.remaining < window:  # complete the window that the state is in
+            begun, tokens = tokens.split([min(state.remaining, len(tokens)), max(0, len(tokens) - state.remaining)])
+            logits, state = _step_through(decoder, begun, state)
+        if state is None or len(tokens) >= window:
+            memory = model.initial_memory(1) if state is None else state.memory
+            for begin in range(0, len(tokens) // window * window, window):
+                # The trunk alone: of all these tokens at most the last one's scores are wanted.
+                out = model.trunk(model.embedding(tokens[None, begin : begin + window]), memory)
+                memory = out.memory
+                if begin + window == len(tokens):
+                    logits = model.embedding.logits(out.hidden[:, -1])
+            tokens, state = tokens[len(tokens) // window * window :], decoder.decoding_state(memory)
+        if len(tokens) > 0:
+            logits, state = _step_through(decoder, tokens, state)
+    assert logits is not None  # a prompt has a token
+    return logits, state
 
-        token = tokens[:1].clone()
-        dtype = next(x.dtype for x in memory.state_dict().values() if x.is_floating_point())
-        logits = torch.empty(1, model.config.vocab_size, dtype=dtype, device=token.device)
 
-        def step(state: DecodingState) -> DecodingState:
-            out, state = decoder.step(token, state)
-            logits.copy_(out)
-            return state
+def _step_through(decoder: FastDecoder, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+    """Read tokens (n,) one by one; return the logits (1, V) after the last one."""
+    token = tokens[:1].clone()
+    dtype = next(x.dtype for x in state.state_dict().values() if x.is_floating_point())
+    logits = torch.empty(1, decoder.model.config.vocab_size, dtype=dtype, device=token.device)
 
-        steps = StepGraph(step, state, decoder.capture())
-        for position in range(whole, len(tokens)):
-            token.copy_(tokens[position])
-            steps()
+    def step(state: DecodingState) -> DecodingState:
+        out, state = decoder.step(token, state)
+        logits.copy_(out)
+        return state
+
+    steps = StepGraph(step, state, decoder.capture())
+    for one in tokens:
+        token.copy_(one)
+        steps()
     return logits, steps.state
 
 

@@ -29,6 +29,8 @@ def choose(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float, t
 
     A race: the token with the smallest noise / p wins, which happens with probability p.
     """
+    if temperature == 0:
+        return logits.argmax(dim=-1)
     kept = filter_logits(logits, temperature=temperature, top_p=top_p, top_k=top_k)
     return (kept.softmax(dim=-1) / noise).argmax(dim=-1)
 

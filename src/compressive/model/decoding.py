@@ -132,7 +132,7 @@ def step(
     `starts` (B,) marks new documents. Time per position is constant; the step that completes a window also pays for its
     compression. Raises ValueError for other shapes.
     """
-    _check(x, state, starts, trunk.config.d_model)
+    _check(trunk, x, state, starts)
     state = state.claim()
     position, order, window = state.position, state.order, trunk.config.window
     start = state.start if starts is None else torch.where(starts, position, state.start)
@@ -199,8 +199,21 @@ def _order(trunk: "CompressiveTransformer", memory: Memory) -> Tensor:
     return torch.cat([torch.where(valid, -1, window), offsets], dim=2)
 
 
-def _check(x: Tensor, state: DecodingState, starts: Tensor | None, d_model: int) -> None:
-    rows = len(state.position)
+def _check(trunk: "CompressiveTransformer", x: Tensor, state: DecodingState, starts: Tensor | None) -> None:
+    if not isinstance(state, DecodingState):
+        raise TypeError(
+            f"state of type {type(state).__name__}: expected a DecodingState; begin with decoding_state(memory), then "
+            "pass on what the last step gave"
+        )
+    config, rows, d_model = trunk.config, len(state.position), trunk.config.d_model
+    # Of all layers the last one's slots are compared: a look at each would cost a CPU more than it tells.
+    slots = (config.n_heads, trunk.layers[-1].n_memory + config.window, config.d_head)
+    found = state.layers[-1].key.shape[1:]
+    if len(state.layers) != config.n_layers or found != slots:
+        raise ValueError(
+            f"state of another model: {len(state.layers)} layers with keys of {tuple(found)} (heads, slots, width); "
+            f"expected {config.n_layers} and {slots}"
+        )
     if x.shape != (rows, d_model):
         raise ValueError(f"input of shape {tuple(x.shape)}: expected ({rows} rows of the state, d_model={d_model})")
     if starts is not None and (starts.dtype != torch.bool or starts.shape != (rows,)):

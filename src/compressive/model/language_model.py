@@ -13,13 +13,16 @@ from compressive.model.embedding import build_embedding
 from compressive.model.memory import Memory
 from compressive.model.transformer import CompressiveTransformer, TrunkOutput
 
+IGNORED = -100
+"""Targets of this value are ignored, as torch's losses do."""
+
 
 @dataclass(frozen=True)
 class LMOutput:
     """What one window of tokens gives."""
 
     logits: Tensor | None  # (B, T, V), when no targets were given
-    nll: Tensor | None  # (B, T), -log p of each target in nats, when they were
+    nll: Tensor | None  # (B, T), -log p of each target in nats, when they were; 0 for targets of -100
     memory: Memory
     compression_loss: Tensor  # (), the sum over layers; 0 where there is none
     compression_losses: Tensor  # (n_layers,)
@@ -99,20 +102,17 @@ class LanguageModel(nn.Module):
         """Read a window of tokens (B, T), T at most `window`.
 
         Gives logits for every position or, with targets (B, T), their negative log-likelihood without ever
-        building all logits. `starts` (B, T), bool, marks where a new document begins: nothing before it is
-        visible from then on. Raises ValueError for tokens of other types or shapes.
+        building all logits. Targets of -100 are ignored: their likelihood is given as 0, so that a mean over the others
+        is `out.nll.sum() / (targets != -100).sum()`. `starts` (B, T), bool, marks where a new document begins: nothing
+        before it is visible from then on. Raises TypeError for what is no tensor or no memory, ValueError for tokens
+        of other types or shapes.
         """
         tokens = self._checked("tokens", tokens, 2)
-        if targets is not None:
-            targets = self._checked("targets", targets, 2)
-            if targets.shape != tokens.shape:
-                raise ValueError(
-                    f"targets of shape {tuple(targets.shape)}: expected that of tokens, {tuple(tokens.shape)}"
-                )
+        scored = None if targets is None else self._checked_targets(targets, tokens)
         out = self.trunk(self.embedding(tokens), memory, starts)
         return LMOutput(
-            logits=self.embedding.logits(out.hidden) if targets is None else None,
-            nll=None if targets is None else self.embedding.nll(out.hidden, targets),
+            logits=self.embedding.logits(out.hidden) if scored is None else None,
+            nll=None if scored is None else self.embedding.nll(out.hidden, scored[0]).masked_fill(scored[1], 0),
             memory=out.memory,
             compression_loss=out.compression_loss,
             compression_losses=out.compression_losses,
@@ -130,24 +130,47 @@ class LanguageModel(nn.Module):
         hidden, state = self.trunk.step(self.embedding(tokens), state, starts)
         return self.embedding.logits(hidden), state
 
+    def _checked_targets(self, targets: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Targets without those that are ignored, and which those are, bool."""
+        targets = _integers("targets", targets, 2)
+        if targets.shape != tokens.shape:
+            raise ValueError(f"targets of shape {tuple(targets.shape)}: expected that of tokens, {tuple(tokens.shape)}")
+        ignored = targets == IGNORED
+        targets = targets.masked_fill(ignored, 0)
+        self._check_range("targets", targets)
+        return targets, ignored
+
     def _checked(self, name: str, tokens: Tensor, ndim: int) -> Tensor:
-        """Refuse what are not tokens; their range only where a look at the values costs no waiting."""
-        V = self.config.vocab_size
-        if tokens.dtype == torch.bool or tokens.is_floating_point() or tokens.is_complex():
-            raise ValueError(f"{name} of type {tokens.dtype}: expected integers, such as torch.long")
-        if tokens.ndim != ndim:
-            shape = "(batch, time)" if ndim == 2 else "(batch,)"
-            raise ValueError(f"{name} of shape {tuple(tokens.shape)}: expected {shape}")
-        tokens = tokens.long()
+        """Tokens as long integers; refuse what are none."""
+        tokens = _integers(name, tokens, ndim)
+        self._check_range(name, tokens)
+        return tokens
+
+    def _check_range(self, name: str, tokens: Tensor) -> None:
+        """Refuse tokens that the model does not have, where a look at the values costs no waiting."""
         if torch.compiler.is_compiling() or tokens.device.type != "cpu" or tokens.numel() == 0:
-            return tokens
+            return
+        V = self.config.vocab_size
         low, high = (int(extreme) for extreme in tokens.aminmax())
         if low < 0 or high >= V:
             raise ValueError(
                 f"{name} from {low} to {high}: expected 0 to {V - 1}; "
                 "use the tokeniser that the model was made for, or a larger vocab_size"
             )
-        return tokens
+
+
+def _integers(name: str, tokens: Tensor, ndim: int) -> Tensor:
+    """Tokens as long integers; refuse other types and shapes."""
+    shape = "(batch, time)" if ndim == 2 else "(batch,)"
+    if not isinstance(tokens, Tensor):
+        raise TypeError(
+            f"{name} of type {type(tokens).__name__}: expected a tensor of integers {shape}, as torch.tensor(...) makes"
+        )
+    if tokens.dtype == torch.bool or tokens.is_floating_point() or tokens.is_complex():
+        raise ValueError(f"{name} of type {tokens.dtype}: expected integers, such as torch.long")
+    if tokens.ndim != ndim:
+        raise ValueError(f"{name} of shape {tuple(tokens.shape)}: expected {shape}")
+    return tokens.long()
 
 
 class CompressiveLM(LanguageModel):

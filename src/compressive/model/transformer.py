@@ -253,6 +253,11 @@ class CompressiveTransformer(nn.Module):
 
     def _check(self, x: Tensor, memory: Memory, starts: Tensor | None) -> None:
         """Refuse input of the wrong shape before anything is done with it."""
+        if not isinstance(memory, Memory):
+            raise TypeError(
+                f"memory of type {type(memory).__name__}: expected a Memory; begin with initial_memory(batch_size), "
+                "then pass on what the last window gave"
+            )
         D, window = self.config.d_model, self.config.window
         if x.ndim != 3 or x.shape[2] != D:
             raise ValueError(f"input of shape {tuple(x.shape)}: expected (batch, time, d_model={D})")

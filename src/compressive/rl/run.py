@@ -15,6 +15,8 @@ from compressive.runs.run import Folder, naming, read_config
 class AgentFolder(Folder[AgentRun]):
     """The folder of an agent's run, with its configuration."""
 
+    fixed = ("model", "task", "agent", "train.seed", "train.optimiser")
+
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Open an existing run. Raises FileNotFoundError if there is none, ValueError if it is no agent's run."""

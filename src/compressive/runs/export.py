@@ -18,8 +18,8 @@ from typing import Literal
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from compressive.runs.run import CORPUS, Run
-from compressive.runs.trained import ABOUT, WEIGHTS, Trained
+from compressive.runs.run import CORPUS, RELEASE, Run
+from compressive.runs.trained import WEIGHTS, Trained
 
 
 def export(run: Run, out: Path, which: Literal["best", "last"] = "best", data_dir: Path | None = None) -> Path:
@@ -40,7 +40,7 @@ def export(run: Run, out: Path, which: Literal["best", "last"] = "best", data_di
         if (run.folder / CORPUS).is_file():
             shutil.copyfile(run.folder / CORPUS, partial / CORPUS)
         about = {"corpus": run.config.data.corpus, "step": trained.step, "checkpoint": which}
-        (partial / ABOUT).write_text(json.dumps(about, indent=1), "utf-8")
+        (partial / RELEASE).write_text(json.dumps(about, indent=1), "utf-8")
         partial.rename(out)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -55,4 +55,4 @@ def export(run: Run, out: Path, which: Literal["best", "last"] = "best", data_di
 
 def is_release(run: Run) -> bool:
     """Return whether a folder is a release, which `export` wrote."""
-    return (run.folder / ABOUT).is_file()
+    return (run.folder / RELEASE).is_file()

@@ -15,11 +15,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from compressive.config import RunConfig
 from compressive.console import warn
-from compressive.runtime import write_atomically
+from compressive.runtime import describe_environment, write_atomically
 
 if TYPE_CHECKING:
     from compressive.data.corpus import Corpus
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config")
 
-CORPUS = "corpus.json"
-"""Where a run keeps the name and fingerprint of its corpus."""
+CORPUS, RELEASE = "corpus.json", "release.json"
+"""Where a run keeps the name and fingerprint of its corpus; what a release holds instead of checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Folder(Generic[Config]):
 
     folder: Path
     config: Config
+    fixed: ClassVar[tuple[str, ...]] = ()
+    """Fields that a run keeps when it is resumed, or whole tables of them."""
 
     @classmethod
     def create(cls, folder: Path, config: Config) -> Self:
@@ -46,6 +48,32 @@ class Folder(Generic[Config]):
         tables = dataclasses.asdict(config)  # type: ignore[call-overload]
         write_atomically(folder / "config.json", json.dumps(tables, indent=1))
         return cls(folder, config)
+
+    @classmethod
+    def begin(cls, folder: Path, config: Config, resume: bool) -> Self:
+        """Create the folder of a run, or open the one that is to go on; note the environment in environment.jsonl.
+
+        Raises ValueError if it holds a run that is not to be resumed, one with other `fixed` values, or a release.
+        """
+        if (folder / RELEASE).exists():
+            raise ValueError(
+                f"{folder} is a release, which holds no state of training: resume the run it was made from"
+            )
+        metrics = folder / "metrics.jsonl"  # empty if the run failed before its first step
+        if not resume and metrics.exists() and metrics.stat().st_size:
+            raise ValueError(f"out={folder} holds a run already: continue it with --resume, or choose another --out")
+        if (folder / "config.json").exists() and resume:
+            _refuse_changes(cls.open(folder).config, config, cls.fixed)
+        run = cls.create(folder, config)
+        environment = json.dumps(describe_environment())
+        with (folder / "environment.jsonl").open("a", encoding="utf-8") as file:  # one line per start or resume
+            file.write(environment + "\n")
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Open an existing run."""
+        raise NotImplementedError
 
     @property
     def checkpoints(self) -> Path:
@@ -84,8 +112,28 @@ def naming(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: {error}") from error
 
 
+def _flat(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return all values of nested tables as `table.field`, lists as tuples."""
+    return {
+        f"{table}.{name}": tuple(value) if isinstance(value, list) else value
+        for table, values in tables.items()
+        for name, value in values.items()
+    }
+
+
+def _refuse_changes(before: Any, now: Any, fixed: tuple[str, ...]) -> None:
+    old, new = (_flat(dataclasses.asdict(config)) for config in (before, now))
+    for name in new:
+        if name.startswith(fixed) and old.get(name) != new[name]:
+            raise ValueError(
+                f"{name}={new[name]!r}: the run to be resumed has {old.get(name)!r}; give that, or begin another --out"
+            )
+
+
 class Run(Folder[RunConfig]):
     """A training run on text or audio, or a release."""
+
+    fixed = ("model", "data.corpus", "train.batch", "train.unroll", "train.seed")
 
     @classmethod
     def open(cls, folder: Path) -> Self:

@@ -15,10 +15,10 @@ from compressive.architectures import build_model
 from compressive.config import AnyModelConfig, EmptyMemory, ModelConfig, PerLayer, WaveNetConfig
 from compressive.model.language_model import CompressiveLM, LanguageModel
 from compressive.runs import checkpoint
-from compressive.runs.run import Run
+from compressive.runs.run import RELEASE, Run
 
-WEIGHTS, ABOUT = "model.safetensors", "release.json"
-"""File names in a release, which holds these instead of checkpoints; see `export.py`."""
+WEIGHTS = "model.safetensors"
+"""The weights in a release, which has no checkpoints; see `export.py`."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Trained:
 
         Raises CheckpointError if the run has no usable checkpoint.
         """
-        if (run.folder / ABOUT).is_file():
-            about = json.loads((run.folder / ABOUT).read_text("utf-8"))
+        if (run.folder / RELEASE).is_file():
+            about = json.loads((run.folder / RELEASE).read_text("utf-8"))
             return cls(run.config.model, about["step"], _read_weights(run.folder / WEIGHTS))
         found = checkpoint.best(run.checkpoints) if which == "best" else checkpoint.latest(run.checkpoints)
         if found is None:

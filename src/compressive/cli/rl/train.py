@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressive.cli import guarded, parse
-from compressive.cli.start import begin, starting_point
+from compressive.cli.start import starting_point
 from compressive.config import preset_names
 from compressive.config.agent import AgentRun
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 SHOWN = "rooms"
 """The preset whose values `--help` shows if none is named."""
-FIXED = ("model", "task", "agent", "train.seed", "train.optimiser")
-"""Fields that must not change when a run is resumed."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def _train(arguments: list[str], prog: str) -> int:
     for change in changes:
         note(change)
     config = AgentRun(options.model, options.task, options.agent, protocol)
-    return train(begin(AgentFolder, options.out, config, options.resume, FIXED))
+    return train(AgentFolder.begin(options.out, config, options.resume))
 
 
 def _open(folder: Path) -> "AgentFolder":

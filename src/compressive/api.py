@@ -1,0 +1,314 @@
+"""The package from Python: load a trained model, continue and score text with it, keep what was read, train.
+
+import compressive
+
+model = compressive.load("runs/quickstart")
+print(model.generate("The old house", length=200))
+print(model.score("It was a dark and stormy night.").bits)
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compressive.config import EmptyMemory, PerLayer, RunConfig
+from compressive.config.presets import load_file, load_preset
+from compressive.data.tokenizer import Tokenizer
+from compressive.distributed import World
+from compressive.evaluation.score import Nats, score
+from compressive.inference.fast_decoder import FastDecoder
+from compressive.inference.generate import continue_from, read
+from compressive.inference.sampling import check_sampling
+from compressive.inference.text import TextStream, encode_prompt
+from compressive.model.decoding import DecodingState
+from compressive.model.language_model import CompressiveLM
+from compressive.model.records import TensorRecord
+from compressive.runs.run import Run
+from compressive.runs.trained import Trained
+from compressive.runtime import pick_device
+from compressive.training import loop, preflight
+
+Text = str | bytes
+Ids = Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]] | Tensor
+
+
+@dataclass(frozen=True)
+class TextState(TensorRecord):
+    """What a model has read: everything needed to go on, of constant size however long the text was.
+
+    It is not changed by going on from it, so several continuations may start from one state. `save(path)` and
+    `TextState.load(path)` keep it in a safetensors file, `to(device)` moves it.
+    """
+
+    last: Tensor  # (1,): the last token that was read
+    logits: Tensor  # (1, V): scores of the token that follows
+    decoding: DecodingState
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a model finds a text."""
+
+    nats: Nats
+    """-log p of every token, (n,) float64. The first token has no context and costs ln(vocab_size)."""
+    n_bytes: int
+    """Bytes of the text in UTF-8."""
+
+    @property
+    def bits(self) -> float:
+        """Bits per token: bits per character for a model of bytes."""
+        return float(self.nats.mean()) / math.log(2)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte of the text, comparable between tokenisers."""
+        return float(self.nats.sum()) / math.log(2) / self.n_bytes
+
+    @property
+    def perplexity(self) -> float:
+        """E to the nats per token."""
+        return math.exp(float(self.nats.mean()))
+
+
+class TextModel:
+    """A trained model with its tokeniser and configuration, ready to continue and to score text.
+
+    Attributes:
+        model: the `CompressiveLM`, in evaluation mode.
+        tokenizer: turns bytes into tokens and back.
+        config: the `RunConfig` that it was trained with; `model.config` has the memory sizes in use.
+        step: training steps of the weights.
+
+    """
+
+    def __init__(self, model: CompressiveLM, tokenizer: Tokenizer, config: RunConfig, step: int) -> None:
+        self.model, self.tokenizer, self.config, self.step = model, tokenizer, config, step
+
+    def __repr__(self) -> str:
+        size = sum(parameter.numel() for parameter in self.model.parameters()) / 1e6
+        device = next(self.model.parameters()).device
+        return f"TextModel({size:.1f} M parameters, {self.tokenizer.kind}, step {self.step:,}, {device})"
+
+    def generate(
+        self,
+        prompt: "Text | TextState | Ids | Sequence[Text | TextState]" = "",
+        length: int = 500,
+        *,
+        samples: int = 1,
+        temperature: float = 1.0,
+        top_p: float = 0.98,
+        top_k: int = 0,
+        seed: int = 0,
+    ) -> Any:
+        """Continue a prompt by `length` tokens.
+
+        Args:
+            prompt: a text, a state that `read` gave, or tokens (n,) as a list, an array or a tensor of integers. Or a
+                list of texts and states, which are continued in one batch. An empty text begins after a newline.
+            length: how many tokens to sample.
+            samples: how many continuations of one prompt, in one batch.
+            temperature: divides the logits; 0 takes the most likely token.
+            top_p: nucleus sampling: the smallest set of tokens with this total probability.
+            top_k: of this many tokens only; 0 for all.
+            seed: of the random numbers; the global random state is left alone.
+
+        Returns:
+            The continuation without the prompt: a str; for tokens a tensor (length,). For several samples or prompts a
+            list of str; for tokens a tensor (samples, length).
+
+        Raises:
+            TypeError: a prompt of another type.
+            ValueError: values that cannot work, or tokens that the model does not have.
+
+        """
+        states, several, as_tokens = self._prompts(prompt)
+        if several and samples != 1:
+            raise ValueError(f"samples={samples} of {len(states)} prompts: expected one prompt, or one sample of each")
+        steps = list(self._continue(states, length, samples, temperature, top_p, top_k, seed))
+        rows = torch.stack(steps, dim=1).cpu()  # (rows, length)
+        if as_tokens:
+            return rows if samples > 1 else rows[0]
+        texts = [self._text(state, row) for state, row in zip(states * samples, rows, strict=True)]
+        return texts if several or samples > 1 else texts[0]
+
+    def stream(
+        self,
+        prompt: "Text | TextState | Ids" = "",
+        length: int = 500,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 0.98,
+        top_k: int = 0,
+        seed: int = 0,
+    ) -> Iterator[str]:
+        """Continue one prompt as `generate` does, and yield the text as it is sampled, never half a character."""
+        states, several, _ = self._prompts(prompt)
+        if several:
+            raise ValueError(f"{len(states)} prompts: expected one; generate takes several")
+        tokens = self._continue(states, length, 1, temperature, top_p, top_k, seed)
+        return self._streamed(states[0], tokens)
+
+    def read(self, text: "Text | Ids", state: TextState | None = None) -> TextState:
+        """Read a text, or tokens (n,), after what `state` has read, or into empty memory; return the state after it."""
+        tokens = self._tokens(text)
+        self._check_state(state)
+        decoding = None if state is None else state.decoding
+        logits, decoding = read(FastDecoder(self.model), tokens, decoding)
+        return TextState(tokens[-1:].to(logits.device), logits, decoding)
+
+    def score(self, text: "Text | Ids", *, streams: int = 1) -> Score:
+        """Return how likely each token of a text is, memory carried from its beginning to its end.
+
+        `streams` cuts a long text into so many parts, read in one batch, each from empty memory: faster, worse scores.
+        """
+        tokens = self._tokens(text, whole=True)
+        n_bytes = len(_bytes(text)) if isinstance(text, str | bytes) else len(self.tokenizer.decode(tokens.tolist()))
+        return Score(score(self.model, tokens.numpy(), streams=streams), n_bytes)
+
+    def _prompts(self, prompt: Any) -> tuple[list[TextState], bool, bool]:
+        """The states after each prompt; whether there were several; whether tokens are to be returned."""
+        several = isinstance(prompt, list | tuple) and any(isinstance(x, str | bytes | TextState) for x in prompt)
+        states = []
+        for one in prompt if several else [prompt]:
+            self._check_state(one if isinstance(one, TextState) else None)
+            states.append(one if isinstance(one, TextState) else self.read(one))
+        return states, several, not several and not isinstance(prompt, str | bytes | TextState)
+
+    def _continue(
+        self,
+        states: list[TextState],
+        length: int,
+        samples: int,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        seed: int,
+    ) -> Iterator[Tensor]:
+        check_sampling(temperature, top_p, top_k)
+        for name, value in (("length", length), ("samples", samples)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: expected at least 1")
+        rows = states * samples
+        logits = torch.cat([state.logits for state in rows])
+        decoding = DecodingState.join([state.decoding for state in rows])
+        options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+        return continue_from(FastDecoder(self.model), logits, decoding, length, **options)
+
+    def _streamed(self, state: TextState, tokens: Iterator[Tensor]) -> Iterator[str]:
+        text = TextStream(self.tokenizer, int(state.last))
+        for token in tokens:
+            yield text.push(int(token))
+        yield text.finish()
+
+    def _text(self, state: TextState, tokens: Tensor) -> str:
+        return "".join(self._streamed(state, iter(tokens)))
+
+    def _tokens(self, text: Any, whole: bool = False) -> Tensor:
+        """Tokens (n,) of a text that is to go on, or of a `whole` text; tokens as they are."""
+        if isinstance(text, str | bytes):
+            encoded = self.tokenizer.encode(_bytes(text)) if whole else encode_prompt(self.tokenizer, _bytes(text))
+            tokens = torch.from_numpy(encoded.astype(np.int64))
+        else:
+            try:
+                tokens = text.detach().cpu() if isinstance(text, Tensor) else torch.from_numpy(np.array(text))
+            except (TypeError, ValueError):
+                raise TypeError(
+                    f"{type(text).__name__}: expected str, bytes, a state, or tokens as a list, array or tensor"
+                ) from None
+        V = self.model.config.vocab_size
+        if tokens.ndim != 1 or len(tokens) == 0 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ValueError(
+                f"tokens of {tokens.dtype} and shape {tuple(tokens.shape)}: expected integers (n,), n >= 1"
+            )
+        tokens = tokens.long()
+        if tokens.min() < 0 or tokens.max() >= V:
+            raise ValueError(f"tokens from {tokens.min()} to {tokens.max()}: expected 0 to {V - 1}")
+        return tokens
+
+    def _check_state(self, state: TextState | None) -> None:
+        if state is not None and not isinstance(state, TextState):
+            raise TypeError(f"state of type {type(state).__name__}: expected a TextState, which `read` returns")
+        if state is not None and state.logits.shape != (1, self.model.config.vocab_size):
+            raise ValueError(
+                f"state of another model: it has a vocabulary of {state.logits.shape[1]:,}, this one of "
+                f"{self.model.config.vocab_size:,}"
+            )
+
+
+def load(
+    source: str | Path,
+    *,
+    which: Literal["best", "last"] = "best",
+    device: str = "auto",
+    memory_size: PerLayer | None = None,
+    compressed_size: PerLayer | None = None,
+    empty_memory: EmptyMemory | Literal["auto"] = "auto",
+) -> TextModel:
+    """Load a trained model of text.
+
+    Args:
+        source: folder of a run, or of a release that `compressive export` wrote.
+        which: the checkpoint with the lowest validation loss, or the last one.
+        device: cpu, cuda:0, ...; auto takes a GPU if there is one.
+        memory_size: slots of recent memory per layer, if other than in training.
+        compressed_size: slots of compressed memory per layer, if other than in training.
+        empty_memory: empty slots as zeros, or masked; auto: as in training, but masked if memory is larger.
+
+    Raises:
+        FileNotFoundError: there is no such run.
+        ValueError: it is no model of text, it is damaged, or a value cannot work.
+        CheckpointError: it has no whole checkpoint.
+
+    """
+    run = Run.open(Path(source))
+    tokenizer = run.tokenizer()
+    if tokenizer.is_audio:
+        raise ValueError(
+            f"{run.folder} was trained on audio: compressive generate {run.folder} --out a.wav samples from it"
+        )
+    trained = Trained.load(run, which)
+    config = trained.eval_config(memory_size, compressed_size, empty_memory)
+    model = trained.model(config.model, pick_device(device))
+    assert isinstance(model, CompressiveLM)  # a WaveNet is of audio
+    return TextModel(model, tokenizer, run.config, trained.step)
+
+
+def train(config: RunConfig | str | Path, out: str | Path, *, resume: bool = False) -> TextModel:
+    """Train a model as `compressive train` does, in this process, and load the result.
+
+    Args:
+        config: a configuration; or the name of a preset or a TOML file, whose vocabulary and precision are then
+            fitted to corpus and device, as on the command line.
+        out: folder of the run.
+        resume: continue the run in `out`.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the state is saved; `resume=True` goes on.
+        ValueError: values that cannot work, or a run in `out` that is not to be resumed.
+
+    """
+    folder = Path(out)
+    given: set[str] = set()
+    if isinstance(config, RunConfig):
+        configured = config
+    else:
+        is_file = isinstance(config, Path) or config.endswith(".toml")
+        tables = load_file(Path(config)) if is_file else load_preset(str(config))
+        configured = RunConfig.from_tables(tables)
+        given = {f"{table}.{name}" for table, values in tables.items() for name in values} if is_file else given
+    device = pick_device(configured.train.device)
+    if not isinstance(config, RunConfig):
+        configured, _ = preflight.fit(configured, given, Run(folder, configured).corpus(), device)
+    if loop.train(Run.begin(folder, configured, resume), World(device=device)) == loop.INTERRUPTED:
+        raise KeyboardInterrupt
+    return load(folder, device=configured.train.device)
+
+
+def _bytes(text: Text) -> bytes:
+    return text.encode() if isinstance(text, str) else text
