@@ -8,6 +8,7 @@ print(model.score("It was a dark and stormy night.").bits)
 """
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ class TextState(TensorRecord):
     last: Tensor  # (1,): the last token that was read
     logits: Tensor  # (1, V): scores of the token that follows
     decoding: DecodingState
+    weights: Tensor  # (1,): checksum of the weights that read it
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,10 @@ class TextModel:
         states, several, as_tokens = self._prompts(prompt)
         if several and samples != 1:
             raise ValueError(f"samples={samples} of {len(states)} prompts: expected one prompt, or one sample of each")
-        steps = list(self._continue(states, length, samples, temperature, top_p, top_k, seed))
-        rows = torch.stack(steps, dim=1).cpu()  # (rows, length)
+        options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+        if samples < 1:
+            raise ValueError(f"samples={samples}: expected at least 1")
+        rows = torch.stack(list(self.sample(states * samples, length, **options)), dim=1).cpu()  # (rows, length)
         if as_tokens:
             return rows if samples > 1 else rows[0]
         texts = [self._text(state, row) for state, row in zip(states * samples, rows, strict=True)]
@@ -151,8 +155,29 @@ class TextModel:
         states, several, _ = self._prompts(prompt)
         if several:
             raise ValueError(f"{len(states)} prompts: expected one; generate takes several")
-        tokens = self._continue(states, length, 1, temperature, top_p, top_k, seed)
+        tokens = self.sample(states, length, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
         return self._streamed(states[0], tokens)
+
+    def sample(
+        self,
+        states: Sequence[TextState],
+        length: int = 500,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 0.98,
+        top_k: int = 0,
+        seed: int = 0,
+    ) -> Iterator[Tensor]:
+        """Go on from several states in one batch, as `generate` does; yields tokens (rows,), `length` times."""
+        check_sampling(temperature, top_p, top_k)
+        if length < 1:
+            raise ValueError(f"length={length}: expected at least 1")
+        for state in states:
+            self._check_state(state)
+        logits = torch.cat([state.logits for state in states])
+        decoding = DecodingState.join([state.decoding for state in states])
+        options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+        return continue_from(FastDecoder(self.model), logits, decoding, length, **options)
 
     def read(self, text: "Text | Ids", state: TextState | None = None) -> TextState:
         """Read a text, or tokens (n,), after what `state` has read, or into empty memory; return the state after it."""
@@ -160,7 +185,7 @@ class TextModel:
         self._check_state(state)
         decoding = None if state is None else state.decoding
         logits, decoding = read(FastDecoder(self.model), tokens, decoding)
-        return TextState(tokens[-1:].to(logits.device), logits, decoding)
+        return TextState(tokens[-1:].to(logits.device), logits, decoding, self._weights().to(logits.device))
 
     def score(self, text: "Text | Ids", *, streams: int = 1) -> Score:
         """Return how likely each token of a text is, memory carried from its beginning to its end.
@@ -179,26 +204,6 @@ class TextModel:
             self._check_state(one if isinstance(one, TextState) else None)
             states.append(one if isinstance(one, TextState) else self.read(one))
         return states, several, not several and not isinstance(prompt, str | bytes | TextState)
-
-    def _continue(
-        self,
-        states: list[TextState],
-        length: int,
-        samples: int,
-        temperature: float,
-        top_p: float,
-        top_k: int,
-        seed: int,
-    ) -> Iterator[Tensor]:
-        check_sampling(temperature, top_p, top_k)
-        for name, value in (("length", length), ("samples", samples)):
-            if value < 1:
-                raise ValueError(f"{name}={value}: expected at least 1")
-        rows = states * samples
-        logits = torch.cat([state.logits for state in rows])
-        decoding = DecodingState.join([state.decoding for state in rows])
-        options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-        return continue_from(FastDecoder(self.model), logits, decoding, length, **options)
 
     def _streamed(self, state: TextState, tokens: Iterator[Tensor]) -> Iterator[str]:
         text = TextStream(self.tokenizer, int(state.last))
@@ -232,13 +237,17 @@ class TextModel:
         return tokens
 
     def _check_state(self, state: TextState | None) -> None:
-        if state is not None and not isinstance(state, TextState):
+        if state is None:
+            return
+        if not isinstance(state, TextState):
             raise TypeError(f"state of type {type(state).__name__}: expected a TextState, which `read` returns")
-        if state is not None and state.logits.shape != (1, self.model.config.vocab_size):
-            raise ValueError(
-                f"state of another model: it has a vocabulary of {state.logits.shape[1]:,}, this one of "
-                f"{self.model.config.vocab_size:,}"
-            )
+        if int(state.weights) != int(self._weights()):
+            raise ValueError("state of another model: expected one that this model, with these weights, has read")
+
+    def _weights(self) -> Tensor:
+        """A checksum that differs between models and between steps of training: of the last norm's weights, (1,)."""
+        norm = self.model.trunk.layers[-1].mlp_norm.weight.detach().float().cpu()
+        return torch.tensor([zlib.crc32(norm.numpy().tobytes())])
 
 
 def load(

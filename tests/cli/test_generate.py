@@ -10,6 +10,7 @@ import pytest
 import torch
 from training_helpers import command, make_run, model_config, tiny_corpus, tiny_run_config
 
+from compressive import TextModel
 from compressive.cli import main
 from compressive.inference import generate as generation
 from compressive.model.language_model import CompressiveLM
@@ -97,13 +98,13 @@ def test_only_the_opening_of_a_book_may_be_read(folder, capsys, tmp_path):
 
 def test_memory_sizes_may_differ_and_empty_slots_of_larger_ones_are_masked(folder, capsys, monkeypatch):
     chosen = []
-    original = generation.generate
+    original = TextModel.sample
 
-    def watch(model, *arguments, **settings):
-        chosen.append(model.config)
-        return original(model, *arguments, **settings)
+    def watch(text, *arguments, **settings):
+        chosen.append(text.model.config)
+        return original(text, *arguments, **settings)
 
-    monkeypatch.setattr(generation, "generate", watch)
+    monkeypatch.setattr(TextModel, "sample", watch)
     call(capsys, folder, "--length", 1)
     call(capsys, folder, "--length", 1, "--compressed-size", 20)
     call(capsys, folder, "--length", 1, "--compressed-size", 0)
@@ -194,3 +195,50 @@ def test_quiet_leaves_the_text(folder, capsys):
 
 def test_a_folder_that_is_not_a_run_is_refused(capsys, tmp_path):
     assert "is not a run" in call(capsys, tmp_path).err
+
+
+def test_a_state_is_saved_and_gone_on_from(folder, capsys, tmp_path):
+    """A book is read once; what follows is the same as if it were read again."""
+    book = tmp_path / "book.txt"
+    book.write_text("the cat sat on a mat and then the dog ran to a red hat " * 3)
+    state = tmp_path / "deep" / "book.state"
+    first = call(capsys, folder, "--prompt-file", book, "--length", "20", "--save-state", state)
+    again = call(capsys, folder, "--state", state, "--length", "20")
+    assert (first.code, again.code) == (0, 0), again.err
+    assert again.out == first.out
+    assert "prompt of 0 tokens" in again.err
+    more = call(capsys, folder, "--state", state, "--prompt", "in an old inn", "--length", "9", "--temperature", "0")
+    whole = call(capsys, folder, "--prompt", book.read_text() + "in an old inn", "--length", "9", "--temperature", "0")
+    assert more.out == whole.out
+    state.write_bytes(b"damaged")
+    damaged = call(capsys, folder, "--state", state)
+    assert (damaged.code, "is no state that --save-state wrote" in damaged.err) == (2, True)
+    assert call(capsys, folder, "--state", tmp_path / "none").err.startswith("compressive generate: No such file")
+
+
+def test_many_prompts_are_continued_in_one_batch(folder, capsys, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"the cat"\n\n{"prompt": "an old inn by the sea", "id": 3}\n"a"\n')
+    greedy = ("--length", "12", "--temperature", "0")
+    done = call(capsys, folder, "--prompts", prompts, *greedy, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    alone = [
+        json.loads(call(capsys, folder, "--prompt", prompt, *greedy, "--json").out)["samples"][0]
+        for prompt in ("the cat", "an old inn by the sea", "a")
+    ]
+    assert found["samples"] == alone
+    assert found["sampled_tokens"] == 36
+    shown = call(capsys, folder, "--prompts", prompts, *greedy).out
+    assert shown.count("=== ") == 3
+    for content, message in (
+        ('"a"\n3', "line 2: expected a JSON string"),
+        ("{}", "line 1: expected a JSON string"),
+        ("\n", "holds no prompts"),
+    ):
+        prompts.write_text(content)
+        wrong = call(capsys, folder, "--prompts", prompts)
+        assert (wrong.code, message in wrong.err) == (2, True), wrong.err
+    prompts.write_text('"a"')
+    assert "--prompts and --prompt: give one" in call(capsys, folder, "--prompts", prompts, "--prompt", "x").err
+    assert "samples=2 with --prompts" in call(capsys, folder, "--prompts", prompts, "--samples", "2").err

@@ -1,6 +1,7 @@
 """Releases: one folder with all weights, used instead of a run, never a pickle."""
 
 import json
+import os
 import pickle
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from safetensors.torch import load_file
 from training_helpers import command, tiny_corpus, tiny_run_config
 
+from compressive.model.memory import Memory
+from compressive.runs.export import export
 from compressive.runs.run import Run
 from compressive.runs.trained import Trained
 from compressive.training import loop
@@ -85,3 +88,14 @@ def test_a_pickle_in_a_checkpoint_is_refused(run, tmp_path):
     assert result.returncode == 2
     assert "does not match its checksum" in result.stderr
     assert "the code in the pickle ran" not in result.stdout + result.stderr
+
+
+def test_everybody_may_read_what_the_umask_allows(run, tmp_path):
+    before = os.umask(0o022)
+    try:
+        export(run, tmp_path / "release")
+        Memory.empty(run.config.model, 1, torch.device("cpu"), torch.float32).save(tmp_path / "memory")
+    finally:
+        os.umask(before)
+    files = [*(tmp_path / "release").iterdir(), tmp_path / "memory"]
+    assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o644"}

@@ -2,6 +2,7 @@
 
 compressive generate runs/enwik8 --prompt "The Roman Empire" --samples 3
 compressive generate runs/pg19 --prompt-file built/test/860.txt --prompt-length 512 --length 2000
+compressive generate runs/pg19 --prompt-file book.txt --save-state book.state    # later: --state book.state
 compressive generate runs/speech --seconds 2 --out a.wav
 """
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from compressive.api import TextModel, TextState
     from compressive.data.tokenizer import Tokenizer
+    from compressive.model.language_model import LanguageModel
     from compressive.runs.run import Run
 
 MOST = 10**9
@@ -42,6 +45,12 @@ class Generate:
     """Text to continue; without one, sampling starts after a newline."""
     prompt_file: Path | None = None
     """File to continue: a text of any length, or a wav or flac for audio; - reads standard input."""
+    prompts: Path | None = None
+    """File with a prompt per line, each a JSON string or an object with the key prompt: all continued in one batch."""
+    state: Path | None = None
+    """State that --save-state wrote, to continue from; --prompt or --prompt-file, if given, is read after it."""
+    save_state: Path | None = None
+    """File for the state after the prompt: a book is read once, and continued often."""
     prompt_length: int | None = None
     """Use only the first tokens of the prompt, this many."""
     length: int = 500
@@ -82,75 +91,132 @@ def main(arguments: list[str], prog: str) -> int:
 
 
 def generate(options: Generate) -> int:
-    """Stream the first sample token by token; the others, sampled in the same batch, are printed after it."""
-    import torch
-
-    from compressive.console import note
+    """Sample text or audio, as the run was trained on."""
+    from compressive.api import TextModel
     from compressive.evaluation.score import require_memory
-    from compressive.inference.generate import generate
-    from compressive.inference.text import TextStream, encode_prompt
+    from compressive.model.language_model import CompressiveLM
     from compressive.runs.run import Run
     from compressive.runs.trained import Trained
     from compressive.runtime import pick_device
-    from compressive.speech.generate import prompt_samples
 
     run = Run.open(options.run)
     tokenizer = run.tokenizer(options.data_dir)
     length = _length(options, tokenizer.is_audio)
     _check(options, length)
+    prompts = None if options.prompts is None else _read_prompts(options.prompts)
     device = pick_device(options.device)
-    if tokenizer.is_audio:
-        opening = prompt_samples(options.prompt_file, tokenizer, options.prompt_length)
-    else:
-        opening = encode_prompt(tokenizer, _prompt(options))[: options.prompt_length]
-    prompt = torch.from_numpy(opening.astype("int64"))
     trained = Trained.load(run, options.which)
     config = trained.eval_config(options.memory_size, options.compressed_size, options.empty_memory)
-    require_memory(config.model, options.samples, device, decoding=True)
+    require_memory(config.model, options.samples if prompts is None else len(prompts), device, decoding=True)
     model = trained.model(config.model, device)
-    sampled = generate(
-        model,
-        prompt,
-        length,
-        samples=options.samples,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        seed=options.seed,
-    )
     if tokenizer.is_audio:
-        return _write_audio(options, run, tokenizer, sampled, length, len(prompt))
-    streams = [TextStream(tokenizer, int(prompt[-1])) for _ in range(options.samples)]
-    texts: list[list[str]] = [[] for _ in streams]
+        return _sample_audio(options, run, tokenizer, model, length)
+    assert isinstance(model, CompressiveLM)  # a WaveNet is of audio
+    return _sample_text(options, TextModel(model, tokenizer, run.config, trained.step), prompts, length)
 
-    began, first_token = time.perf_counter(), 0.0
+
+def _sample_text(options: Generate, model: "TextModel", prompts: list[str] | None, length: int) -> int:
+    """Stream the first continuation token by token; the others, sampled in the same batch, are printed after it."""
+    from compressive.console import note
+    from compressive.inference.text import TextStream
+
+    began = time.perf_counter()
+    states, prompt_tokens = _read_states(options, model, prompts)
+    sampling = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "seed")}
+    streams = [TextStream(model.tokenizer, int(state.last)) for state in states]
+    texts: list[list[str]] = [[] for _ in streams]
+    first_token = 0.0
     with _sink(options) as sink:
-        sink.write(_header(1, options.samples))
-        for tokens in sampled:
+        sink.write(_header(1, len(states)))
+        for tokens in model.sample(states, length, **sampling):
             first_token = first_token or time.perf_counter()
             added = [stream.push(token) for stream, token in zip(streams, tokens.tolist(), strict=True)]
             sink.write(added[0])
             sink.flush()
-            for i in range(0 if options.json else 1, options.samples):  # the first is shown and need not be kept
+            for i in range(0 if options.json else 1, len(states)):  # the first is shown and need not be kept
                 texts[i].append(added[i])
         endings = [stream.finish() for stream in streams]
         sink.write(endings[0] + "\n")
-        for i in range(1, options.samples):
-            sink.write(_header(i + 1, options.samples) + "".join(texts[i]) + endings[i] + "\n")
+        for i in range(1, len(states)):
+            sink.write(_header(i + 1, len(states)) + "".join(texts[i]) + endings[i] + "\n")
         sink.flush()
     ended = time.perf_counter()
 
+    count = length * len(states)
     if options.json:
         samples = ["".join(parts) + ending for parts, ending in zip(texts, endings, strict=True)]
-        _print_json(options, {"samples": samples}, len(prompt), length, ended - first_token)
+        _print_json(options, {"samples": samples}, prompt_tokens, count, ended - first_token)
         return 0
-    count = length * options.samples
-    speed = f", {(count - options.samples) / (ended - first_token):,.0f} tokens/s" if length > 1 else ""
+    speed = f", {(count - len(states)) / (ended - first_token):,.0f} tokens/s" if length > 1 else ""
     note(
-        f"prompt of {len(prompt):,} tokens read in {first_token - began:.1f} s; {count:,} sampled in "
+        f"prompt of {prompt_tokens:,} tokens read in {first_token - began:.1f} s; {count:,} sampled in "
         f"{ended - first_token:.1f} s{speed}"
     )
     return 0
+
+
+def _read_states(options: Generate, model: "TextModel", prompts: list[str] | None) -> tuple[list["TextState"], int]:
+    """Read the prompts, after the saved state if there is one; return a state per continuation, and the tokens read."""
+    from compressive.inference.text import encode_prompt
+
+    state, device = None, str(next(model.model.parameters()).device)
+    if options.state is not None:
+        state = _load_state(options.state, device)
+    tokens = [encode_prompt(model.tokenizer, text.encode()) for text in prompts or []]
+    if prompts is None:
+        text = _prompt(options)
+        if state is not None and not text:
+            return [state] * options.samples, 0
+        tokens = [encode_prompt(model.tokenizer, text)[: options.prompt_length]]
+    states = [model.read(one.astype("int64"), state) for one in tokens]
+    if options.save_state is not None:
+        with _naming(options.save_state, "save_state"):
+            options.save_state.parent.mkdir(parents=True, exist_ok=True)
+            states[0].save(options.save_state)
+    return states * options.samples if prompts is None else states, sum(map(len, tokens))
+
+
+def _load_state(path: Path, device: str) -> "TextState":
+    from safetensors import SafetensorError
+
+    from compressive.api import TextState
+
+    try:
+        return TextState.load(path, device)
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"state={path} is no state that --save-state wrote ({error})") from error
+
+
+def _read_prompts(path: Path) -> list[str]:
+    """Read a file of prompts, one JSON string or object per line; raise ValueError for the first line that is none."""
+    prompts = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+            prompt = value["prompt"] if isinstance(value, dict) else value
+        except (ValueError, KeyError):
+            prompt = None
+        if not isinstance(prompt, str):
+            raise ValueError(
+                f"{path}, line {number}: expected a JSON string, or an object with the key prompt; found {line[:40]!r}"
+            )
+        prompts.append(prompt)
+    if not prompts:
+        raise ValueError(f"{path} holds no prompts: expected one per line")
+    return prompts
+
+
+def _sample_audio(options: Generate, run: "Run", tokenizer: "Tokenizer", model: "LanguageModel", length: int) -> int:
+    import torch
+
+    from compressive.inference.generate import generate
+    from compressive.speech.generate import prompt_samples
+
+    prompt = torch.from_numpy(prompt_samples(options.prompt_file, tokenizer, options.prompt_length).astype("int64"))
+    sampling = {name: getattr(options, name) for name in ("samples", "temperature", "top_p", "top_k", "seed")}
+    return _write_audio(options, run, tokenizer, generate(model, prompt, length, **sampling), length, len(prompt))
 
 
 def _check(options: Generate, length: int) -> None:
@@ -158,6 +224,12 @@ def _check(options: Generate, length: int) -> None:
     from compressive.inference.sampling import check_sampling
 
     check_sampling(options.temperature, options.top_p, options.top_k)
+    if options.prompts is not None:
+        for name in ("prompt", "prompt_file", "prompt_length", "save_state"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"--prompts and --{name.replace('_', '-')}: give one of them, not both")
+        if options.samples != 1:
+            raise ValueError(f"samples={options.samples} with --prompts: expected 1; repeat lines of the file instead")
     if options.prompt_length is not None and options.prompt_length < 1:
         raise ValueError(f"prompt_length={options.prompt_length}: expected at least 1; leave it out to read all of it")
     for name, value in (("length", length), ("samples", options.samples)):
@@ -187,18 +259,18 @@ def _sink(options: Generate) -> "Iterator[TextIO]":
 
 
 @contextmanager
-def _naming(out: Path) -> "Iterator[None]":
+def _naming(out: Path, name: str = "out") -> "Iterator[None]":
     """Name the file that cannot be written; the system's message for a full disk does not."""
     try:
         yield
     except OSError as error:
-        raise OSError(f"out={out} cannot be written ({error.strerror}): choose another file") from error
+        raise OSError(f"{name}={out} cannot be written ({error.strerror}): choose another file") from error
 
 
-def _print_json(options: Generate, result: dict[str, Any], prompt_tokens: int, length: int, seconds: float) -> None:
+def _print_json(options: Generate, result: dict[str, Any], prompt_tokens: int, count: int, seconds: float) -> None:
     """Print the samples or their files, with settings and speed."""
     names = ("temperature", "top_p", "top_k", "seed")
-    counts = {"prompt_tokens": prompt_tokens, "sampled_tokens": length * options.samples, "seconds": seconds}
+    counts = {"prompt_tokens": prompt_tokens, "sampled_tokens": count, "seconds": seconds}
     print(json.dumps(result | counts | {name: getattr(options, name) for name in names}, indent=1))
 
 
@@ -206,6 +278,10 @@ def _length(options: Generate, is_audio: bool) -> int:
     """Return how many tokens to sample; raise ValueError for options that do not fit text or audio."""
     from compressive.data.speech.codes import RATE
 
+    if is_audio:
+        for name in ("prompts", "state", "save_state"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"{name}={getattr(options, name)}: the run was trained on audio; this is for text")
     if not is_audio:
         if options.seconds is not None:
             raise ValueError(f"seconds={options.seconds}: the run was trained on text; give --length")
@@ -245,7 +321,7 @@ def _write_audio(
             bar.update(task, completed=count)
     took = time.perf_counter() - began
     if options.json:
-        _print_json(options, {"files": list(map(str, paths))}, prompt_tokens, length, took)
+        _print_json(options, {"files": list(map(str, paths))}, prompt_tokens, length * len(paths), took)
     else:
         note(
             f"{length / RATE:.2f} s of audio in {took:.1f} s, {options.samples * length / took:,.0f} samples/s: "

@@ -7,7 +7,7 @@ from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 SHARED = {"shared": True}
@@ -75,7 +75,8 @@ class TensorRecord:
 
     def save(self, path: Path | str) -> None:
         """Write the record to a safetensors file."""
-        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, path)
+        # As bytes: safetensors' own files are readable by their owner only, whatever the umask.
+        Path(path).write_bytes(save({name: tensor.contiguous() for name, tensor in self.state_dict().items()}))
 
     @classmethod
     def load(cls, path: Path | str, device: str = "cpu") -> Self:

@@ -41,6 +41,8 @@ def export(run: Run, out: Path, which: Literal["best", "last"] = "best", data_di
             shutil.copyfile(run.folder / CORPUS, partial / CORPUS)
         about = {"corpus": run.config.data.corpus, "step": trained.step, "checkpoint": which}
         (partial / RELEASE).write_text(json.dumps(about, indent=1), "utf-8")
+        # safetensors writes files that only their owner can read; the umask decides for the others.
+        (partial / WEIGHTS).chmod((partial / RELEASE).stat().st_mode)
         partial.rename(out)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
