@@ -23,6 +23,8 @@ class Export:
     """Folder to create, for the weights as safetensors, the configuration and the tokeniser."""
     which: Literal["best", "last"] = "best"
     """Checkpoint to load: the one with the lowest validation loss, or the last."""
+    onnx: bool = False
+    """Also write model.onnx: one window, with both memories in and out. Needs `pip install -e '.[onnx]'`."""
     data_dir: Path | None = None
     """Folder of prepared corpora, if not the one used in training: runs of version 0.1 have their tokeniser there."""
 
@@ -36,9 +38,11 @@ def main(arguments: list[str], prog: str) -> int:
 def export(options: Export) -> int:
     """Write the folder and print its size."""
     from compressive.runs import export as release
+    from compressive.runs import onnx
     from compressive.runs.run import Run
 
-    folder = release.export(Run.open(options.run), options.out, options.which, options.data_dir)
+    write = onnx.export if options.onnx else release.export
+    folder = write(Run.open(options.run), options.out, options.which, options.data_dir)
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{folder}: {size / 1e6:,.1f} MB; try: compressive generate {folder}")
     return 0
