@@ -422,7 +422,7 @@ def test_the_lock_pins_exact_versions_of_every_direct_dependency():
     extras = project["optional-dependencies"]
     wanted = [
         *project["dependencies"],
-        *(x for name in ("dev", "plots", "topics", "audio", "rl", "ray") for x in extras[name]),
+        *(x for name in ("dev", "plots", "topics", "audio", "rl", "ray", "onnx") for x in extras[name]),
     ]
     assert {re.split(r"[^\w-]", requirement)[0] for requirement in wanted} <= set(pins)
     assert not [version for version in pins.values() if not re.fullmatch(r"[\d.]+", version)]

@@ -196,7 +196,7 @@ def test_an_onnx_file_is_written_aside_like_the_rest(folder, tmp_path, capsys, m
         path.write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("compressive.runs.onnx.write", full)
+    monkeypatch.setattr("compressive.runs.export.write_onnx", full)
     assert main(words) == 2
     error = capsys.readouterr().err
     assert error.startswith(

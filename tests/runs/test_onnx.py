@@ -55,7 +55,7 @@ def make(**values):
 )
 def test_onnxruntime_agrees_with_torch_over_windows(values, names, tmp_path):
     model = make(**values)
-    onnx.write(model, tmp_path / "model.onnx")
+    onnx.write_onnx(model, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     tokens, *memories = session.get_inputs()
     assert (tokens.name, tokens.type, tokens.shape) == ("tokens", "tensor(int64)", ["batch", 8])

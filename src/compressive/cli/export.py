@@ -38,11 +38,9 @@ def main(arguments: list[str], prog: str) -> int:
 def export(options: Export) -> int:
     """Write the folder and print its size."""
     from compressive.runs import export as release
-    from compressive.runs import onnx
     from compressive.runs.run import Run
 
-    write = onnx.export if options.onnx else release.export
-    folder = write(Run.open(options.run), options.out, options.which, options.data_dir)
+    folder = release.export(Run.open(options.run), options.out, options.which, options.data_dir, options.onnx)
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{folder}: {size / 1e6:,.1f} MB; try: compressive generate {folder}")
     return 0

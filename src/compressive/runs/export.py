@@ -5,6 +5,7 @@ model.safetensors    all weights, unsharded
 tokenizer.json       the tokeniser
 corpus.json          name and fingerprint of the corpus, unless a run of version 0.1 was exported
 release.json         corpus, step and checkpoint that it was exported from
+model.onnx           if asked for: one window with both memories in and out, see `onnx.py`
 
 `compressive evaluate`, `generate` and `analyze` take a release instead of a run.
 """
@@ -18,17 +19,26 @@ from typing import Literal
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from compressive.runs.onnx import ONNX, require_exportable, write_onnx
 from compressive.runs.run import CORPUS, RELEASE, Run
 from compressive.runs.trained import WEIGHTS, Trained
 
 
-def export(run: Run, out: Path, which: Literal["best", "last"] = "best", data_dir: Path | None = None) -> Path:
-    """Write a run's model into the new folder `out`, atomically, and return it.
+def export(
+    run: Run,
+    out: Path,
+    which: Literal["best", "last"] = "best",
+    data_dir: Path | None = None,
+    onnx: bool = False,
+) -> Path:
+    """Write a run's model into the new folder `out`, atomically, and return it; `onnx` adds `model.onnx`.
 
-    Raises ValueError if it exists, and OSError, with nothing left behind, if it cannot be written.
+    Raises ValueError if the folder exists or the model has no ONNX form, and OSError, with nothing left behind, if it
+    cannot be written.
     """
     if out.exists():
         raise ValueError(f"out={out} exists already: choose another folder, or remove it first")
+    exportable = require_exportable(run.config.model) if onnx else None
     trained, tokenizer = Trained.load(run, which), run.tokenizer(data_dir)
     partial = out.with_name(f".{out.name}.partial")
     try:
@@ -43,6 +53,8 @@ def export(run: Run, out: Path, which: Literal["best", "last"] = "best", data_di
         (partial / RELEASE).write_text(json.dumps(about, indent=1), "utf-8")
         # safetensors writes files that only their owner can read; the umask decides for the others.
         (partial / WEIGHTS).chmod((partial / RELEASE).stat().st_mode)
+        if exportable is not None:
+            write_onnx(trained.model(exportable), partial / ONNX)
         partial.rename(out)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)

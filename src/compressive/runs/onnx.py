@@ -1,4 +1,4 @@
-"""A release with its model also as ONNX: one window, with both memories in and out.
+"""A model as ONNX: one window, with both memories in and out.
 
 Inputs are `tokens`, (batch, window) int64, then what each layer remembers: `recent.0`, `compressed.0`, ..., (batch,
 slots, d_model) float32, and with `empty_memory="masked"` also `recent_valid.0`, `compressed_valid.0`, ..., (batch,
@@ -11,11 +11,10 @@ import contextlib
 import dataclasses
 import json
 import logging
-import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +22,6 @@ from torch import Tensor, nn
 from compressive.config import AnyModelConfig, ModelConfig
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
-from compressive.runs import export as release
-from compressive.runs.run import Run
-from compressive.runs.trained import Trained
 
 ONNX = "model.onnx"
 """The file in a release; weights above 1.5 GiB are in `model.onnx.data` beside it."""
@@ -37,29 +33,7 @@ REFUSED = {
 """Values of a configuration that have no ONNX form, and why."""
 
 
-def export(run: Run, out: Path, which: Literal["best", "last"] = "best", data_dir: Path | None = None) -> Path:
-    """Write a run's model into the new folder `out` as `runs/export.py` does, with ONNX; atomically, and return it.
-
-    Raises ValueError if it exists, if packages are missing or if the model has no ONNX form; OSError, with nothing left
-    behind, if it cannot be written.
-    """
-    if out.exists():
-        raise ValueError(f"out={out} exists already: choose another folder, or remove it first")
-    config = _exportable(run.config.model)
-    partial = out.with_name(f".{out.name}.onnx")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with _named(out, partial):
-            release.export(run, partial, which, data_dir)
-            # Read back: a run that still trains may have another checkpoint by now.
-            write(Trained.load(Run.open(partial)).model(config), partial / ONNX)
-            partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return out
-
-
-def write(model: CompressiveLM, path: Path) -> None:
+def write_onnx(model: CompressiveLM, path: Path) -> None:
     """Write a model in evaluation mode, on the CPU, as ONNX."""
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
@@ -116,7 +90,7 @@ class Window(nn.Module):
         return [out.logits, *self.flat(out.memory)]
 
 
-def _exportable(config: AnyModelConfig) -> ModelConfig:
+def require_exportable(config: AnyModelConfig) -> ModelConfig:
     """Return the configuration; raise ValueError if packages are missing or its model has no ONNX form."""
     for name, (value, why) in REFUSED.items():
         if getattr(config, name, None) == value:
@@ -140,19 +114,6 @@ def _shapes(tensors: dict[str, Tensor]) -> dict[str, Any]:
         name: {"shape": ["batch", *tensor.shape[1:]], "type": str(tensor.dtype).removeprefix("torch.")}
         for name, tensor in tensors.items()
     }
-
-
-@contextlib.contextmanager
-def _named(out: Path, partial: Path) -> Iterator[None]:
-    """Name the folder that was asked for where an error names the partial one, or none."""
-    try:
-        yield
-    except OSError as error:
-        if error.strerror is not None and error.filename is None:  # the disk is full
-            raise OSError(
-                f"out={out} cannot be written ({error.strerror}): choose another folder, or free some space"
-            ) from error
-        raise OSError(str(error).replace(str(partial), str(out))) from error
 
 
 @contextlib.contextmanager
