@@ -5,6 +5,8 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import compressive
 from compressive import CompressiveLM, TextState
 from compressive.data.corpus import Corpus
 from compressive.inference.generate import generate
+from compressive.runs.run import Run
 from compressive.training import loop
 
 TEXT = "the cat sat on a mat and then the dog ran"
@@ -145,11 +148,28 @@ def test_wrong_calls_say_what_was_expected(model, call, error, message):
 def test_a_state_of_another_model_is_refused(model):
     other = CompressiveLM(dataclasses.replace(model.model.config, n_layers=1)).eval()
     state = other.decoding_state(other.initial_memory(1))
-    with pytest.raises(ValueError, match=r"state of another model: 1 layers with keys of .* expected 2 and"):
+    with pytest.raises(
+        ValueError,
+        match=r"state of another model: 2 heads of width 16, slots by layer \[40\]; expected 2 of width 16, \[40, 40\]",
+    ):
         model.model.step(torch.tensor([1]), state)
-    narrow = CompressiveLM(dataclasses.replace(model.model.config, memory_size=3)).eval()
+    narrow = CompressiveLM(dataclasses.replace(model.model.config, memory_size=(3, 16))).eval()  # in one layer only
     with pytest.raises(ValueError, match="state of another model"):
         model.model.step(torch.tensor([1]), narrow.decoding_state(narrow.initial_memory(1)))
+
+
+def test_a_text_s_state_belongs_to_weights_and_memory_sizes(home, model, tmp_path):
+    state = model.read(TEXT)
+    for values in ({"memory_size": (16, 8)}, {"empty_memory": "masked"}):
+        other = compressive.load(home / "run", device="cpu", **values)
+        with pytest.raises(ValueError, match="state of another model: expected one read with these weights"):
+            other.generate(state, 5)
+        with pytest.raises(ValueError, match="state of another model"):
+            other.read("more", state)
+    config = dataclasses.replace(model.model.config)
+    fresh = [compressive.TextModel(CompressiveLM(config).eval(), model.tokenizer, model.config, 0) for _ in range(2)]
+    with pytest.raises(ValueError, match="state of another model"):
+        fresh[0].generate(fresh[1].read(TEXT), 5)
 
 
 @pytest.mark.parametrize("values", [{}, {"adaptive_cutoffs": (40, 120)}])
@@ -184,11 +204,26 @@ def test_training_from_python(home, tmp_path, monkeypatch, capsys):
         "adaptive_cutoffs = []\n[train]\nsteps = 2\nbatch = 2\nsample_every = 0\neval_every = 0\n"
     )
     assert compressive.train(tmp_path / "my.toml", tmp_path / "file").config.model.n_layers == 1
+    audio = SimpleNamespace(tokenizer=SimpleNamespace(is_audio=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "configured_corpus", lambda run: audio)
+        with pytest.raises(ValueError, match="is audio: expected text"):
+            compressive.train(config, tmp_path / "audio")
     with pytest.raises(ValueError, match="preset='enwik9' does not exist"):
         compressive.train("enwik9", tmp_path / "none")
     monkeypatch.setattr(loop, "train", lambda run, world: loop.INTERRUPTED)
     with pytest.raises(KeyboardInterrupt):
         compressive.train(config, tmp_path / "again")
+
+
+def test_training_in_a_thread(home, tmp_path):
+    """Signals are the main thread's."""
+    config = tiny_run_config(home / "data", steps=2, eval_every=0)
+    done: list[compressive.TextModel] = []
+    thread = threading.Thread(target=lambda: done.append(compressive.train(config, tmp_path / "run")))
+    thread.start()
+    thread.join()
+    assert [model.step for model in done] == [2]
 
 
 def test_what_is_no_run_is_refused(tmp_path):

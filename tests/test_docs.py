@@ -100,6 +100,7 @@ def test_documented_commands_are_understood(line, tmp_path, monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("compressive.training.loop.train", called)
     monkeypatch.setattr("compressive.runs.run.Run.corpus", lambda run: None)
+    monkeypatch.setattr("compressive.runs.run.Run.configured_corpus", lambda run: None)
     monkeypatch.setattr("compressive.training.preflight.fit", lambda config, *_: (config, []))
     monkeypatch.setattr("compressive.rl.loop.train", called)
     for module, function in (

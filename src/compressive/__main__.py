@@ -1,5 +1,6 @@
 """Entry point of `python -m compressive` and of the script `compressive`."""
 
+import io
 import os
 import sys
 from typing import NoReturn
@@ -12,6 +13,8 @@ def command() -> NoReturn:
     # when torch is imported; what the user has set stays.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # sampled text has characters that not every terminal has
+        sys.stdout.reconfigure(errors="replace")
     try:
         from compressive.cli import leave, main
     except KeyboardInterrupt:

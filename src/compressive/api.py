@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from compressive.config import EmptyMemory, PerLayer, RunConfig
-from compressive.config.presets import load_file, load_preset
+from compressive.config.presets import field_names, load_file
 from compressive.data.tokenizer import Tokenizer
 from compressive.distributed import World
 from compressive.evaluation.score import Nats, score
@@ -172,20 +172,24 @@ class TextModel:
         check_sampling(temperature, top_p, top_k)
         if length < 1:
             raise ValueError(f"length={length}: expected at least 1")
-        for state in states:
-            self._check_state(state)
+        self._check_states(states)
         logits = torch.cat([state.logits for state in states])
         decoding = DecodingState.join([state.decoding for state in states])
         options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
         return continue_from(FastDecoder(self.model), logits, decoding, length, **options)
 
-    def read(self, text: "Text | Ids", state: TextState | None = None) -> TextState:
-        """Read a text, or tokens (n,), after what `state` has read, or into empty memory; return the state after it."""
+    def read(
+        self, text: "Text | Ids", state: TextState | None = None, *, decoder: FastDecoder | None = None
+    ) -> TextState:
+        """Read a text, or tokens (n,), after what `state` has read, or into empty memory; return the state after it.
+
+        `decoder`, a FastDecoder of the model, saves making one for each of many texts.
+        """
         tokens = self._tokens(text)
-        self._check_state(state)
+        weights = self._check_states([state] if state is not None else [])
         decoding = None if state is None else state.decoding
-        logits, decoding = read(FastDecoder(self.model), tokens, decoding)
-        return TextState(tokens[-1:].to(logits.device), logits, decoding, self._weights().to(logits.device))
+        logits, decoding = read(decoder or FastDecoder(self.model), tokens, decoding)
+        return TextState(tokens[-1:].to(logits.device), logits, decoding, weights.to(logits.device))
 
     def score(self, text: "Text | Ids", *, streams: int = 1) -> Score:
         """Return how likely each token of a text is, memory carried from its beginning to its end.
@@ -199,10 +203,11 @@ class TextModel:
     def _prompts(self, prompt: Any) -> tuple[list[TextState], bool, bool]:
         """The states after each prompt; whether there were several; whether tokens are to be returned."""
         several = isinstance(prompt, list | tuple) and any(isinstance(x, str | bytes | TextState) for x in prompt)
-        states = []
-        for one in prompt if several else [prompt]:
-            self._check_state(one if isinstance(one, TextState) else None)
-            states.append(one if isinstance(one, TextState) else self.read(one))
+        decoder = FastDecoder(self.model)
+        states = [
+            one if isinstance(one, TextState) else self.read(one, decoder=decoder)
+            for one in (prompt if several else [prompt])
+        ]
         return states, several, not several and not isinstance(prompt, str | bytes | TextState)
 
     def _streamed(self, state: TextState, tokens: Iterator[Tensor]) -> Iterator[str]:
@@ -236,18 +241,24 @@ class TextModel:
             raise ValueError(f"tokens from {tokens.min()} to {tokens.max()}: expected 0 to {V - 1}")
         return tokens
 
-    def _check_state(self, state: TextState | None) -> None:
-        if state is None:
-            return
-        if not isinstance(state, TextState):
-            raise TypeError(f"state of type {type(state).__name__}: expected a TextState, which `read` returns")
-        if int(state.weights) != int(self._weights()):
-            raise ValueError("state of another model: expected one that this model, with these weights, has read")
+    def _check_states(self, states: Sequence[TextState]) -> Tensor:
+        """Refuse states of other models; return this one's checksum, (1,)."""
+        own = self._weights()
+        for state in states:
+            if not isinstance(state, TextState):
+                raise TypeError(f"state of type {type(state).__name__}: expected a TextState, which `read` returns")
+            if int(state.weights) != int(own):
+                raise ValueError(
+                    "state of another model: expected one read with these weights, memory sizes and empty_memory"
+                )
+        return own
 
     def _weights(self) -> Tensor:
-        """A checksum that differs between models and between steps of training: of the last norm's weights, (1,)."""
-        norm = self.model.trunk.layers[-1].mlp_norm.weight.detach().float().cpu()
-        return torch.tensor([zlib.crc32(norm.numpy().tobytes())])
+        """A checksum of what a state depends on, (1,): the last matrix of the trunk, memory sizes, empty memory."""
+        config = self.model.config
+        sizes = repr((config.memory_sizes, config.compressed_sizes, config.empty_memory))
+        matrix = [x for x in self.model.trunk.layers[-1].mlp.parameters() if x.ndim == 2][-1]
+        return torch.tensor([zlib.crc32(matrix.detach().float().cpu().numpy().tobytes(), zlib.crc32(sizes.encode()))])
 
 
 def load(
@@ -303,18 +314,17 @@ def train(config: RunConfig | str | Path, out: str | Path, *, resume: bool = Fal
 
     """
     folder = Path(out)
-    given: set[str] = set()
     if isinstance(config, RunConfig):
-        configured = config
-    else:
-        is_file = isinstance(config, Path) or config.endswith(".toml")
-        tables = load_file(Path(config)) if is_file else load_preset(str(config))
+        configured, given = config, field_names(config)
+    elif isinstance(config, Path) or config.endswith(".toml"):
+        tables, given = load_file(Path(config))
         configured = RunConfig.from_tables(tables)
-        given = {f"{table}.{name}" for table, values in tables.items() for name in values} if is_file else given
-    device = pick_device(configured.train.device)
-    if not isinstance(config, RunConfig):
-        configured, _ = preflight.fit(configured, given, Run(folder, configured).corpus(), device)
-    if loop.train(Run.begin(folder, configured, resume), World(device=device)) == loop.INTERRUPTED:
+    else:
+        configured, given = RunConfig.from_preset(config), set()
+    if Run(folder, configured).configured_corpus().tokenizer.is_audio:
+        raise ValueError(f"corpus={configured.data.corpus!r} is audio: expected text; compressive train takes both")
+    world = World(device=pick_device(configured.train.device))
+    if loop.train(preflight.begin(folder, configured, given, resume, world), world) == loop.INTERRUPTED:
         raise KeyboardInterrupt
     return load(folder, device=configured.train.device)
 

@@ -3,6 +3,7 @@
 `--quiet` leaves only results and errors. Nothing here imports torch.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,14 +31,19 @@ def is_quiet() -> bool:
 
 
 def note(text: str) -> None:
-    """Print a line on stderr, unless quiet."""
-    if not _quiet:
+    """Print a line on stderr, unless quiet; of torchrun's processes the first one speaks."""
+    if not _quiet and _first():
         print(text, file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
-    """Print a line that begins with `warning:` on stderr, also if quiet."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    """Print a line that begins with `warning:` on stderr, also if quiet; the first of torchrun's processes speaks."""
+    if _first():
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def _first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def progress_bar(shown: bool = True) -> "Progress":

@@ -7,6 +7,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,8 +76,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noted_signals() -> Iterator[list[signal.Signals]]:
-    """Collect SIGINT and SIGTERM in a list instead of ending the process; a second signal acts as usual."""
+    """Collect SIGINT and SIGTERM in a list instead of ending the process; a second signal acts as usual.
+
+    Only a main thread may handle signals: in others the list stays empty.
+    """
     received: list[signal.Signals] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
 
     def note(number: int, _: object) -> None:
         received.append(signal.Signals(number))

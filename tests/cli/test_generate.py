@@ -210,10 +210,14 @@ def test_a_state_is_saved_and_gone_on_from(folder, capsys, tmp_path):
     more = call(capsys, folder, "--state", state, "--prompt", "in an old inn", "--length", "9", "--temperature", "0")
     whole = call(capsys, folder, "--prompt", book.read_text() + "in an old inn", "--length", "9", "--temperature", "0")
     assert more.out == whole.out
+    copy = tmp_path / "copy.state"
+    assert call(capsys, folder, "--state", state, "--save-state", copy, "--length", "1").code == 0
+    assert copy.stat().st_size == state.stat().st_size
     state.write_bytes(b"damaged")
     damaged = call(capsys, folder, "--state", state)
     assert (damaged.code, "is no state that --save-state wrote" in damaged.err) == (2, True)
-    assert call(capsys, folder, "--state", tmp_path / "none").err.startswith("compressive generate: No such file")
+    for path in (tmp_path / "none", tmp_path):
+        assert call(capsys, folder, "--state", path).err.startswith(f"compressive generate: state={path} is no state")
 
 
 def test_many_prompts_are_continued_in_one_batch(folder, capsys, tmp_path):
@@ -239,6 +243,10 @@ def test_many_prompts_are_continued_in_one_batch(folder, capsys, tmp_path):
         prompts.write_text(content)
         wrong = call(capsys, folder, "--prompts", prompts)
         assert (wrong.code, message in wrong.err) == (2, True), wrong.err
+    prompts.write_text('"a\u2028b"\n"c"\n', "utf-8")  # a line separator within a string
+    assert call(capsys, folder, "--prompts", prompts, *greedy).code == 0
+    prompts.write_bytes(b'"\xff"')
+    assert f"{prompts} is no UTF-8 text" in call(capsys, folder, "--prompts", prompts).err
     prompts.write_text('"a"')
     assert "--prompts and --prompt: give one" in call(capsys, folder, "--prompts", prompts, "--prompt", "x").err
     assert "samples=2 with --prompts" in call(capsys, folder, "--prompts", prompts, "--samples", "2").err

@@ -10,6 +10,7 @@ import pytest
 import warm_python
 from training_helpers import SHARD, command, flags, text, tiny_corpus, tiny_run_config
 
+from compressive import console
 from compressive.cli import main
 from compressive.config import RunConfig, preset_names
 from compressive.config.agent import AgentRun
@@ -222,6 +223,83 @@ def test_a_run_that_failed_before_its_first_step_can_start_again(home, tmp_path)
     assert command(*words, cwd=home).returncode == 0
     again = command(*words, cwd=home)
     assert (again.returncode, "holds a run already" in again.stderr) == (2, True)
+
+
+def test_a_run_interrupted_before_its_first_line_is_not_taken_for_a_new_one(home, tmp_path):
+    folder = copy_of(home, tmp_path)
+    (folder / "runs/first/metrics.jsonl").write_text("")
+    words = ("train", "quickstart", "--data.corpus", "tiny", *TINY, "--train.seed", "7", "--out", "runs/first")
+    done = command(*words, cwd=folder)
+    assert (done.returncode, "holds a run already" in done.stderr) == (2, True)
+    assert json.loads((folder / "runs/first/config.json").read_text())["train"]["seed"] == 0
+
+
+def test_a_failed_start_does_not_bind_a_run_to_its_corpus(home, tmp_path):
+    folder = copy_of(home, tmp_path)
+    words = ("train", "quickstart", "--data.corpus", "tiny", *TINY, "--out", "runs/again")
+    failed = command(*words, "--train.parallel", "fsdp", cwd=folder)
+    assert failed.returncode == 2
+    assert (folder / "runs/again/corpus.json").exists()
+    other_corpus(folder)
+    assert command(*words, cwd=folder).returncode == 0
+    kept = json.loads((folder / "runs/again/corpus.json").read_text())
+    assert kept["tokenizer"] == "bpe"
+    assert json.loads((folder / "runs/again/tokenizer.json").read_text())["kind"] == "bpe"
+
+
+def test_a_run_goes_on_in_its_own_folder(home):
+    done = command("train", "--resume", "runs/first", "--out", "runs/other", cwd=home)
+    assert (done.returncode, "a run goes on in its own folder" in done.stderr) == (2, True)
+
+
+def test_what_a_file_extends_is_not_given(home, tmp_path):
+    folder = copy_of(home, tmp_path)
+    other_corpus(folder)
+    (folder / "my.toml").write_text('extends = "enwik8-base"\n[data]\ncorpus = "tiny"\n')
+    done = command("train", "--config", "my.toml", *TINY, "--train.device", "cpu", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    config = json.loads((folder / "runs/my/config.json").read_text())
+    assert config["model"]["vocab_size"] != 256
+    assert (config["train"]["precision"], config["train"]["compile"]) == ("fp32", False)
+
+
+@pytest.mark.parametrize("content", ["steps = 5", 'extends = "quickstart"\ntrain = 3', 'name = "x"', "extends = 3"])
+def test_a_file_without_tables_is_named(home, tmp_path, content):
+    (tmp_path / "my.toml").write_text(content)
+    done = command("train", "--config", tmp_path / "my.toml", cwd=home)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "my.toml" in done.stderr or "table='name'" in done.stderr
+
+
+@pytest.mark.parametrize("content", ["{}", "", "[]"])
+def test_damaged_files_of_a_run_are_named(home, tmp_path, content):
+    folder = copy_of(home, tmp_path)
+    assert command("export", "runs/first", "--out", "release", cwd=folder).returncode == 0
+    (folder / "runs/first/corpus.json").write_text(content)
+    (folder / "release/release.json").write_text(content)
+    for words, name in ((("evaluate", "runs/first"), "corpus.json"), (("generate", "release"), "release.json")):
+        done = command(*words, cwd=folder)
+        assert (done.returncode, done.stderr.count("\n"), f"{name} is damaged" in done.stderr) == (2, 1, True), (
+            done.stderr
+        )
+
+
+def test_a_resumed_run_keeps_its_vocabulary(home, tmp_path):
+    """Version 0.1 allowed more tokens than the corpus has."""
+    words = ("train", "quickstart", "--data.corpus", "tiny", *TINY, "--out", tmp_path / "run")
+    assert command(*words, "--model.vocab-size", "300", cwd=home).returncode == 0
+    done = command(*words, "--train.steps", "5", "--resume", cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["vocab_size"] == 300
+
+
+def test_of_torchrun_s_processes_one_speaks(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    console.warn("twice")
+    console.note("twice")
+    monkeypatch.setenv("RANK", "0")
+    console.warn("once")
+    assert capsys.readouterr().err == "warning: once\n"
 
 
 def test_a_file_and_a_release_are_no_folders_to_train_in(home, tmp_path):

@@ -157,6 +157,7 @@ def _sample_text(options: Generate, model: "TextModel", prompts: list[str] | Non
 
 def _read_states(options: Generate, model: "TextModel", prompts: list[str] | None) -> tuple[list["TextState"], int]:
     """Read the prompts, after the saved state if there is one; return a state per continuation, and the tokens read."""
+    from compressive.inference.fast_decoder import FastDecoder
     from compressive.inference.text import encode_prompt
 
     state, device = None, str(next(model.model.parameters()).device)
@@ -165,10 +166,12 @@ def _read_states(options: Generate, model: "TextModel", prompts: list[str] | Non
     tokens = [encode_prompt(model.tokenizer, text.encode()) for text in prompts or []]
     if prompts is None:
         text = _prompt(options)
-        if state is not None and not text:
-            return [state] * options.samples, 0
-        tokens = [encode_prompt(model.tokenizer, text)[: options.prompt_length]]
-    states = [model.read(one.astype("int64"), state) for one in tokens]
+        if text or state is None:
+            tokens = [encode_prompt(model.tokenizer, text)[: options.prompt_length]]
+    decoder = FastDecoder(model.model)
+    states = [model.read(one.astype("int64"), state, decoder=decoder) for one in tokens]
+    if not states and state is not None:  # nothing to read after the saved state
+        states = [state]
     if options.save_state is not None:
         with _naming(options.save_state, "save_state"):
             options.save_state.parent.mkdir(parents=True, exist_ok=True)
@@ -183,14 +186,18 @@ def _load_state(path: Path, device: str) -> "TextState":
 
     try:
         return TextState.load(path, device)
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"state={path} is no state that --save-state wrote ({error})") from error
 
 
 def _read_prompts(path: Path) -> list[str]:
     """Read a file of prompts, one JSON string or object per line; raise ValueError for the first line that is none."""
     prompts = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text("utf-8").split("\n")  # not splitlines: JSON strings may hold other line separators
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text ({error}): expected a JSON string per line") from None
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:

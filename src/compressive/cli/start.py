@@ -1,6 +1,5 @@
 """What training starts from: a preset, a configuration file, or a run that goes on. For `train` and `rl train`."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from compressive.cli import given_fields, perhaps
 from compressive.config import preset_names
-from compressive.config.presets import load_file, load_preset
+from compressive.config.presets import field_names, load_file, load_preset
 
 Config = TypeVar("Config")
 OTHER = {"data": ("task", "an agent's", "compressive rl train"), "task": ("data", "a model's", "compressive train")}
@@ -41,21 +40,15 @@ def starting_point(
     if preset is not None and file is not None:
         raise ValueError(f"preset {preset!r} and --config {file}: give one of them")
     if file is not None:
-        tables = load_file(Path(file))
-        given = {f"{table}.{name}" for table, values in tables.items() for name in values}
+        tables, given = load_file(Path(file))
         name = Path(file).stem
         return Start(kind.from_tables(tables), name, Path("runs") / name, False, given | given_fields(words), words)
     if preset is None and (run := _take(words, "--resume")) is not None:
         folder = Path(run)
         config = open_run(folder).config
-        return Start(
-            config,
-            run,
-            folder,
-            True,
-            {f"{table}.{name}" for table, values in dataclasses.asdict(config).items() for name in values},
-            words,
-        )
+        if any(word.split("=")[0] == "--out" for word in words):
+            raise ValueError(f"--resume {run} and --out: a run goes on in its own folder; copy it to go on elsewhere")
+        return Start(config, run, folder, True, field_names(config), words)
     if preset is None and {"-h", "--help"} & set(words):
         preset = shown
     _check_preset(preset, holding)

@@ -55,20 +55,14 @@ def _train(arguments: list[str], prog: str) -> int:
     if options.out.exists() and not options.out.is_dir():
         raise ValueError(f"out={options.out} is a file: expected a folder, which is created")
 
-    from compressive.console import note
     from compressive.distributed import join, restarts
-    from compressive.runs.run import Run
     from compressive.training.loop import train
-    from compressive.training.preflight import fit
+    from compressive.training.preflight import begin
 
     with join(config.train.device) as world:
-        # A run that is resumed is checked here against the corpus that it was trained on.
-        config, changes = fit(config, start.given, Run(options.out, config).corpus(), world.device)
-        for change in changes if world.is_first else ():
-            note(change)
         # torchrun restarts all processes when one dies: a restart resumes.
         resume = options.resume or restarts() > 0
-        return train(world.first(lambda: Run.begin(options.out, config, resume)), world)
+        return train(begin(options.out, config, start.given, resume, world), world)
 
 
 def _open(folder: Path) -> "Run":

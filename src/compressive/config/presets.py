@@ -25,10 +25,19 @@ def load_preset(name: str) -> dict[str, Any]:
     return _resolve(tomllib.loads(_read(name)))
 
 
-def load_file(path: Path) -> dict[str, Any]:
-    """Read the tables of a TOML file, such as one printed by `compressive config`; raise ValueError if it is none."""
+def load_file(path: Path) -> tuple[dict[str, Any], set[str]]:
+    """Read the tables of a TOML file, such as one printed by `compressive config`, laid over those that it extends.
+
+    Also returns which fields the file itself has, as `table.field`. Raises ValueError if it is no such file.
+    """
     try:
-        return _resolve(tomllib.loads(path.read_text("utf-8")))
+        own = tomllib.loads(path.read_text("utf-8"))
+        for name, values in own.items():
+            expected = str if name == "extends" else dict
+            if not isinstance(values, expected):
+                raise ValueError(f"{path}: {name}={values!r}: expected a table, [{name}], or a preset to extend")
+        fields = {f"{table}.{field}" for table, values in own.items() if table != "extends" for field in values}
+        return _resolve(own), fields
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist; compressive config PRESET > {path} writes one") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -53,6 +62,11 @@ def _resolve(tables: dict[str, Any]) -> dict[str, Any]:
     for table, values in tables.items():
         merged[table] = merged.get(table, {}) | values
     return merged
+
+
+def field_names(config: Any) -> set[str]:
+    """Return all fields of a configuration of tables, as `table.field`."""
+    return {f"{table}.{name}" for table, values in dataclasses.asdict(config).items() for name in values}
 
 
 RENAMED: dict[str, str] = {"task.lanes": "task.envs"}

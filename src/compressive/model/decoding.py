@@ -206,13 +206,13 @@ def _check(trunk: "CompressiveTransformer", x: Tensor, state: DecodingState, sta
             "pass on what the last step gave"
         )
     config, rows, d_model = trunk.config, len(state.position), trunk.config.d_model
-    # Of all layers the last one's slots are compared: a look at each would cost a CPU more than it tells.
-    slots = (config.n_heads, trunk.layers[-1].n_memory + config.window, config.d_head)
-    found = state.layers[-1].key.shape[1:]
-    if len(state.layers) != config.n_layers or found != slots:
+    found = [cache.key.shape[2] for cache in state.layers]
+    expected = [layer.n_memory + config.window for layer in trunk.layers]
+    heads = state.layers[0].key.shape
+    if found != expected or (heads[1], heads[3]) != (config.n_heads, config.d_head):
         raise ValueError(
-            f"state of another model: {len(state.layers)} layers with keys of {tuple(found)} (heads, slots, width); "
-            f"expected {config.n_layers} and {slots}"
+            f"state of another model: {heads[1]} heads of width {heads[3]}, slots by layer {found}; expected "
+            f"{config.n_heads} of width {config.d_head}, {expected}"
         )
     if x.shape != (rows, d_model):
         raise ValueError(f"input of shape {tuple(x.shape)}: expected ({rows} rows of the state, d_model={d_model})")

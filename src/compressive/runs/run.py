@@ -60,10 +60,13 @@ class Folder(Generic[Config]):
                 f"{folder} is a release, which holds no state of training: resume the run it was made from"
             )
         metrics = folder / "metrics.jsonl"  # empty if the run failed before its first step
-        if not resume and metrics.exists() and metrics.stat().st_size:
+        started = (metrics.exists() and metrics.stat().st_size > 0) or any(folder.glob("checkpoints/step-*"))
+        if started and not resume:
             raise ValueError(f"out={folder} holds a run already: continue it with --resume, or choose another --out")
-        if (folder / "config.json").exists() and resume:
+        if resume and (folder / "config.json").exists():
             _refuse_changes(cls.open(folder).config, config, cls.fixed)
+        if not resume:
+            (folder / CORPUS).unlink(missing_ok=True)  # of a start that failed
         run = cls.create(folder, config)
         environment = json.dumps(describe_environment())
         with (folder / "environment.jsonl").open("a", encoding="utf-8") as file:  # one line per start or resume
@@ -98,6 +101,17 @@ def read_config(folder: Path, command: str) -> dict[str, Any]:
     if not isinstance(tables, dict) or not all(isinstance(values, dict) for values in tables.values()):
         raise ValueError(f"{path} is damaged (expected an object of tables); {RESTORE}")
     return tables
+
+
+def read_json(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Read an object with these keys from a file; raise ValueError, naming the file, if it is none."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return {key: found[key] for key in keys}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error!r}): expected a JSON object with {', '.join(keys)}; restore it from a copy"
+        ) from None
 
 
 RESTORE = "restore it from a copy, or from the preset that the run was trained with: compressive config PRESET"
@@ -159,23 +173,26 @@ class Run(Folder[RunConfig]):
             }
             write_atomically(self.folder / CORPUS, json.dumps(about, indent=1) + "\n")
 
+    def configured_corpus(self, data_dir: Path | None = None) -> "Corpus":
+        """Open the corpus that the configuration names, whatever the run was trained on: for a new run."""
+        from compressive.data.corpus import Corpus
+
+        return Corpus.open((data_dir or Path(self.config.data.data_dir)) / self.config.data.corpus)
+
     def corpus(self, data_dir: Path | None = None) -> "Corpus":
         """Open the run's corpus, from `data_dir` if given, else from the folder used in training.
 
         Raises ValueError if another corpus is there now. In a `data_dir` that was given, another text is allowed, with
         a warning, if its tokeniser is the run's.
         """
-        from compressive.data.corpus import Corpus
-
-        corpus = Corpus.open((data_dir or Path(self.config.data.data_dir)) / self.config.data.corpus)
-        try:
-            kept = json.loads((self.folder / CORPUS).read_text("utf-8"))
-        except FileNotFoundError:  # written by version 0.1
+        corpus = self.configured_corpus(data_dir)
+        if not (self.folder / CORPUS).exists():  # written by version 0.1, or not begun yet
             return corpus
+        kept = read_json(self.folder / CORPUS, ("fingerprint", "tokenizer", "tokenizer_sha256"))
         if corpus.fingerprint == kept["fingerprint"]:
             return corpus
         remedy = (
-            "prepare the run's own corpus under another --data-dir and give that, or train a new run; "
+            "prepare the run's own corpus in another data folder and name that, or train a new run; "
             f"compressive generate {self.folder} needs no corpus"
         )
         if corpus.manifest.tokenizer_sha256 != kept["tokenizer_sha256"]:

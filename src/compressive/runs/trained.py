@@ -1,7 +1,6 @@
 """The trained weights of a run or a release, and models with any memory sizes built from them."""
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, overload
@@ -15,7 +14,7 @@ from compressive.architectures import build_model
 from compressive.config import AnyModelConfig, EmptyMemory, ModelConfig, PerLayer, WaveNetConfig
 from compressive.model.language_model import CompressiveLM, LanguageModel
 from compressive.runs import checkpoint
-from compressive.runs.run import RELEASE, Run
+from compressive.runs.run import RELEASE, Run, read_json
 
 WEIGHTS = "model.safetensors"
 """The weights in a release, which has no checkpoints; see `export.py`."""
@@ -44,7 +43,7 @@ class Trained:
         Raises CheckpointError if the run has no usable checkpoint.
         """
         if (run.folder / RELEASE).is_file():
-            about = json.loads((run.folder / RELEASE).read_text("utf-8"))
+            about = read_json(run.folder / RELEASE, ("step",))
             return cls(run.config.model, about["step"], _read_weights(run.folder / WEIGHTS))
         found = checkpoint.best(run.checkpoints) if which == "best" else checkpoint.latest(run.checkpoints)
         if found is None:

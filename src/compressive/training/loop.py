@@ -59,7 +59,7 @@ def train(run: Run, world: World | None = None) -> int:
         )
 
     world.first(lambda: run.keep_corpus(corpus))
-    preflight.report(config, world, streams.count)
+    world.first(lambda: preflight.report(config, world, streams.count))
     torch.manual_seed(options.seed)
     model = build_model(config.model).to(device).train()
     step_fn = Step(model, options, world, streams.count)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -14,10 +15,30 @@ from compressive.console import note, warn
 from compressive.data.corpus import Corpus
 from compressive.distributed import World
 from compressive.kernels.dispatch import using
+from compressive.runs.run import Run
 from compressive.runtime import autocast, memory_gib
 
 GIB = 2**30
 Protocol = TypeVar("Protocol", TrainConfig, LearnConfig)
+
+
+def begin(folder: Path, config: RunConfig, given: Collection[str], resume: bool, world: World) -> Run:
+    """Fit a configuration to its corpus and device, and create its run, or open the one that is to go on.
+
+    A run that is resumed keeps its vocabulary, and is checked against the corpus that it was trained on. All processes
+    of a world call this together. Raises ValueError for what does not fit, see `Run.begin` and `Run.corpus`.
+    """
+    if resume and (folder / "config.json").exists():
+        before = Run.open(folder).config.model
+        names = [name for name in ("vocab_size", "adaptive_cutoffs") if f"model.{name}" not in given]
+        kept = {name: getattr(before, name) for name in names if hasattr(before, name) and hasattr(config.model, name)}
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, **kept))
+        given = {*given, *(f"model.{name}" for name in kept)}
+    run = Run(folder, config)
+    config, changes = fit(config, given, run.corpus() if resume else run.configured_corpus(), world.device)
+    for change in changes:
+        note(change)
+    return world.first(lambda: Run.begin(folder, config, resume))
 
 
 def fit(config: RunConfig, given: Collection[str], corpus: Corpus, device: torch.device) -> tuple[RunConfig, list[str]]:
@@ -125,9 +146,9 @@ def _bytes(storages: Iterable[UntypedStorage], apart_from: Iterable[UntypedStora
 def report(config: RunConfig, world: World, streams: int) -> None:
     """Say what a run will need, and warn where the machine has less or where the rate never reaches its peak."""
     options = config.train
-    if world.is_first and options.steps <= options.warmup_steps:
+    if options.steps <= options.warmup_steps:
         warn(_warm_up(options))
-    if not world.is_first or options.parallel == "fsdp":  # shards: a process needs less than a whole model
+    if options.parallel == "fsdp":  # shards: a process needs less than a whole model
         return
     try:
         need = estimate(config, world.device, streams)
