@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from compressive.config import EmptyMemory, PerLayer, RunConfig
+from compressive.config.documented import documented
 from compressive.config.presets import field_names, load_file
 from compressive.data.tokenizer import Tokenizer
 from compressive.distributed import World
@@ -39,6 +40,7 @@ Text = str | bytes
 Ids = Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]] | Tensor
 
 
+@documented
 @dataclass(frozen=True)
 class TextState(TensorRecord):
     """What a model has read: everything needed to go on, of constant size however long the text was.
@@ -49,10 +51,11 @@ class TextState(TensorRecord):
 
     last: Tensor  # (1,): the last token that was read
     logits: Tensor  # (1, V): scores of the token that follows
-    decoding: DecodingState
+    decoding: DecodingState  # keys, values and memories
     weights: Tensor  # (1,): checksum of the weights that read it
 
 
+@documented
 @dataclass(frozen=True)
 class Score:
     """How likely a model finds a text."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from compressive.config.checks import check_values
+from compressive.config.documented import documented
 from compressive.config.model import ModelConfig
 from compressive.config.presets import load_preset, preset_names, read_tables
 from compressive.config.train import Precision
@@ -17,6 +18,7 @@ Optimiser = Literal["rmsprop", "adam"]
 RewardShape = Literal["scaled", "asymmetric"]
 
 
+@documented
 @dataclass(frozen=True)
 class TaskConfig:
     """The task. All fields except name and envs apply to the rooms; DeepMind Lab also uses width and height."""
@@ -68,6 +70,7 @@ class TaskConfig:
         return self.one_trial or any(self.delays)
 
 
+@documented
 @dataclass(frozen=True)
 class AgentConfig:
     """The agent's network; the sizes of its memory are those of the model."""
@@ -88,6 +91,7 @@ class AgentConfig:
             raise ValueError(f"channels={self.channels}: expected one or more integers of at least 1")
 
 
+@documented
 @dataclass(frozen=True)
 class LearnConfig:
     """Training: IMPALA, by default with the paper's learning rate and entropy cost."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from compressive.config.checks import check_choices, is_int, require, warn_once
+from compressive.config.documented import documented
 from compressive.config.presets import load_preset
 
 PerLayer = int | tuple[int, ...]
@@ -16,6 +17,7 @@ Norm = Literal["post", "pre"]
 Head = Literal["softmax", "logistics"]
 
 
+@documented
 @dataclass(frozen=True)
 class ModelConfig:
     """The Compressive Transformer; with `compressed_size=0` in all layers it is a TransformerXL."""
@@ -115,6 +117,7 @@ class ModelConfig:
         return (value,) * self.n_layers if isinstance(value, int) else value
 
 
+@documented
 @dataclass(frozen=True)
 class WaveNetConfig:
     """WaveNet (van den Oord et al. 2016), the speech baseline: gated, dilated, causal convolutions."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from compressive.config.checks import check_values
+from compressive.config.documented import documented
 from compressive.config.model import AnyModelConfig, ModelConfig, WaveNetConfig
 from compressive.config.presets import load_preset, read_tables
 
@@ -13,6 +14,7 @@ Parallel = Literal["ddp", "fsdp"]
 Attention = Literal["auto", "reference", "fused"]
 
 
+@documented
 @dataclass(frozen=True)
 class DataConfig:
     """The corpus to train on."""
@@ -23,6 +25,7 @@ class DataConfig:
     """Folder of prepared corpora."""
 
 
+@documented
 @dataclass(frozen=True)
 class TrainConfig:
     """Training protocol; the defaults are the paper's for character models."""

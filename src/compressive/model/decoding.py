@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from compressive.config.documented import documented
 from compressive.model.attention import Positions, heads_of, upcast
 from compressive.model.memory import LayerMemory, Memory, Segments, fifo_in
 from compressive.model.records import SHARED, TensorRecord, saved_as
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from compressive.model.transformer import CompressiveTransformer, Layer
 
 
+@documented
 @dataclass(frozen=True)
 class LayerCache(TensorRecord):
     """One layer's projections of all N = C + M + window slots."""
@@ -56,6 +58,7 @@ class OwnedRecord(TensorRecord):
         return self
 
 
+@documented
 @dataclass(frozen=True)
 class DecodingState(OwnedRecord):
     """Everything needed to go on decoding; batch rows may be at different positions of their windows.
@@ -64,7 +67,7 @@ class DecodingState(OwnedRecord):
     """
 
     memory: Memory  # as it was when each row's window began
-    layers: tuple[LayerCache, ...]
+    layers: tuple[LayerCache, ...]  # keys and values, one cache per layer
     window: Tensor  # (B, n_layers, window, D): each layer's inputs so far, which will enter memory
     order: Tensor  # (B, n_layers, N): where in this window a slot is read, -1 if before it, `window`: never to be seen
     position: Tensor  # (B,): tokens of the current window read so far

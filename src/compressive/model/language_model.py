@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from compressive.config import ModelConfig
+from compressive.config.documented import documented
 from compressive.model.decoding import DecodingState
 from compressive.model.embedding import build_embedding
 from compressive.model.memory import Memory
@@ -17,13 +18,14 @@ IGNORED = -100
 """Targets of this value are ignored, as torch's losses do."""
 
 
+@documented
 @dataclass(frozen=True)
 class LMOutput:
     """What one window of tokens gives."""
 
     logits: Tensor | None  # (B, T, V), when no targets were given
     nll: Tensor | None  # (B, T), -log p of each target in nats, when they were; 0 for targets of -100
-    memory: Memory
+    memory: Memory  # to be passed on with the next window
     compression_loss: Tensor  # (), the sum over layers; 0 where there is none
     compression_losses: Tensor  # (n_layers,)
 

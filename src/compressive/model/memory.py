@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig, PerLayer
+from compressive.config.documented import documented
 from compressive.model.records import TensorRecord
 
 
+@documented
 @dataclass(frozen=True)
 class LayerMemory(TensorRecord):
     """What one layer remembers, oldest first."""
@@ -39,11 +41,12 @@ class LayerMemory(TensorRecord):
         return torch.cat([self.compressed_valid, self.recent_valid], dim=1)
 
 
+@documented
 @dataclass(frozen=True)
 class Memory(TensorRecord):
     """Both memories of all layers; immutable, so a failed step leaves it unchanged."""
 
-    layers: tuple[LayerMemory, ...]
+    layers: tuple[LayerMemory, ...]  # one per layer of the model
     zeros_visible: bool  # whether slots that were never written are seen as zeros, or not at all
 
     @classmethod

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
+from compressive.config.documented import documented
 from compressive.kernels.dispatch import operation
 from compressive.model import decoding
 from compressive.model.attention import Projected, RelativeAttention, sinusoids
@@ -30,12 +31,13 @@ from compressive.model.memory import (
 from compressive.model.reconstruction import Decoder, attention_loss
 
 
+@documented
 @dataclass(frozen=True)
 class TrunkOutput:
     """What one window gives."""
 
     hidden: Tensor  # (B, T, D)
-    memory: Memory
+    memory: Memory  # to be passed on with the next window
     compression_loss: Tensor  # (), the sum over layers
     compression_losses: Tensor  # (n_layers,)
 
