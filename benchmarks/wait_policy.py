@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from compressive.runtime import describe_environment
+from compressive.bench import write_results
 
 SETTINGS: dict[str, dict[str, str]] = {
     "libgomp's default": {"OMP_WAIT_POLICY": ""},
@@ -64,16 +64,9 @@ def main() -> None:
             rows.append(row)
             print(f"{load} busy  {name:<24} {row['tokens_per_second']:>8,.0f} tokens/s  {[round(x) for x in found]}")
     if options.results:
-        environment = describe_environment()
-        about: dict[str, Any] = {
-            "what": "training on a CPU by OpenMP's wait policy",
-            "command": " ".join(["python", *sys.argv]),
-        }
-        about |= {name: environment[name] for name in ("commit", "time")}
-        about |= {"hardware": {name: environment[name] for name in ("gpu", "cpu_cores", "torch", "python", "platform")}}
-        about |= {"preset": options.preset, "steps": options.steps, "limit_seconds": options.limit}
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        options.results.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+        about = {"preset": options.preset, "steps": options.steps, "limit_seconds": options.limit}
+        what, command = "training on a CPU by OpenMP's wait policy", " ".join(["python", *sys.argv])
+        write_results(options.results, what, command, rows, **about)
 
 
 def speed(options: argparse.Namespace, setting: dict[str, str], load: int) -> float:

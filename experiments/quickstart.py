@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from compressive.runtime import describe_environment
+from compressive.bench import write_results
 
 
 def main() -> None:
@@ -39,16 +39,8 @@ def main() -> None:
     for name, figures in spread.items():
         print(f"{name}: {figures['mean']:.4f} ± {figures['deviation']:.4f} over {len(rows)} seeds")
     if options.results:
-        environment = describe_environment()
-        about: dict[str, Any] = {
-            "what": "the quickstart with several seeds",
-            "command": " ".join(["python", *sys.argv]),
-        }
-        about |= {name: environment[name] for name in ("commit", "time")}
-        about |= {"hardware": {name: environment[name] for name in ("gpu", "cpu_cores", "torch", "python", "platform")}}
-        about |= {"preset": "quickstart", "steps": options.steps}
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        options.results.write_text(json.dumps(about | {"spread": spread, "rows": rows}, indent=1) + "\n", "utf-8")
+        what, command = "the quickstart with several seeds", " ".join(["python", *sys.argv])
+        write_results(options.results, what, command, rows, preset="quickstart", steps=options.steps, spread=spread)
 
 
 def one(options: argparse.Namespace, seed: int) -> dict[str, Any]:

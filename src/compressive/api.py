@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from compressive.distributed import World
 from compressive.evaluation.score import Nats, score
 from compressive.inference.fast_decoder import FastDecoder
 from compressive.inference.generate import continue_from, read
-from compressive.inference.sampling import check_sampling
+from compressive.inference.sampling import Sampling
 from compressive.inference.text import TextStream, encode_prompt
 from compressive.model.decoding import DecodingState
 from compressive.model.language_model import CompressiveLM
@@ -77,7 +77,7 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """E to the nats per token."""
+        """The exponential of the nats per token."""
         return math.exp(float(self.nats.mean()))
 
 
@@ -135,51 +135,32 @@ class TextModel:
         states, several, as_tokens = self._prompts(prompt)
         if several and samples != 1:
             raise ValueError(f"samples={samples} of {len(states)} prompts: expected one prompt, or one sample of each")
-        options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
         if samples < 1:
             raise ValueError(f"samples={samples}: expected at least 1")
-        rows = torch.stack(list(self.sample(states * samples, length, **options)), dim=1).cpu()  # (rows, length)
+        sampling: Sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+        rows = torch.stack(list(self.sample(states * samples, length, **sampling)), dim=1).cpu()  # (rows, length)
         if as_tokens:
             return rows if samples > 1 else rows[0]
         texts = [self._text(state, row) for state, row in zip(states * samples, rows, strict=True)]
         return texts if several or samples > 1 else texts[0]
 
     def stream(
-        self,
-        prompt: "Text | TextState | Ids" = "",
-        length: int = 500,
-        *,
-        temperature: float = 1.0,
-        top_p: float = 0.98,
-        top_k: int = 0,
-        seed: int = 0,
+        self, prompt: "Text | TextState | Ids" = "", length: int = 500, **sampling: Unpack[Sampling]
     ) -> Iterator[str]:
         """Continue one prompt as `generate` does, and yield the text as it is sampled, never half a character."""
         states, several, _ = self._prompts(prompt)
         if several:
             raise ValueError(f"{len(states)} prompts: expected one; generate takes several")
-        tokens = self.sample(states, length, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-        return self._streamed(states[0], tokens)
+        return self._streamed(states[0], self.sample(states, length, **sampling))
 
-    def sample(
-        self,
-        states: Sequence[TextState],
-        length: int = 500,
-        *,
-        temperature: float = 1.0,
-        top_p: float = 0.98,
-        top_k: int = 0,
-        seed: int = 0,
-    ) -> Iterator[Tensor]:
+    def sample(self, states: Sequence[TextState], length: int = 500, **sampling: Unpack[Sampling]) -> Iterator[Tensor]:
         """Go on from several states in one batch, as `generate` does; yields tokens (rows,), `length` times."""
-        check_sampling(temperature, top_p, top_k)
         if length < 1:
             raise ValueError(f"length={length}: expected at least 1")
         self._check_states(states)
         logits = torch.cat([state.logits for state in states])
         decoding = DecodingState.join([state.decoding for state in states])
-        options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-        return continue_from(FastDecoder(self.model), logits, decoding, length, **options)
+        return continue_from(FastDecoder(self.model), logits, decoding, length, **sampling)
 
     def read(
         self, text: "Text | Ids", state: TextState | None = None, *, decoder: FastDecoder | None = None

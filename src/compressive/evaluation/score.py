@@ -16,7 +16,7 @@ from compressive.data.corpus import starts_within
 from compressive.distributed import World
 from compressive.model.language_model import LanguageModel
 from compressive.model.memory import Memory
-from compressive.runtime import autocast, evaluating, memory_gib
+from compressive.runtime import autocast, evaluating, memory_gib, synchronise
 
 Tokens = np.ndarray[Any, np.dtype[Any]]
 Nats = np.ndarray[Any, np.dtype[np.float64]]
@@ -99,8 +99,7 @@ def read_through(
             column += parts[-1].shape[1]
             if progress is not None:
                 progress(text.count_until(column), text.size)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronise(device)
     return world.sum(torch.from_numpy(text.gather([part.double().numpy() for part in parts]))).numpy()
 
 

@@ -7,13 +7,12 @@ for tokens in generate(model, prompt, 500, samples=4):
 import functools
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from compressive.inference.fast_decoder import FastDecoder, StepGraph
-from compressive.inference.sampling import check_sampling, choose
+from compressive.inference.sampling import Sampling, check_sampling, choose
 from compressive.model.attention import upcast
 from compressive.model.decoding import DecodingState
 from compressive.model.language_model import LanguageModel
@@ -46,13 +45,12 @@ def generate(
         decoder = FastDecoder(model)
         logits, state = read(decoder, prompt)
         fork = torch.zeros(samples, dtype=torch.long, device=logits.device)
-        options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-        yield from continue_from(decoder, logits[fork], state.select(fork), length, **options)
+        sampling: Sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+        yield from continue_from(decoder, logits[fork], state.select(fork), length, **sampling)
 
     return sampled()
 
 
-@torch.no_grad()
 def continue_from(
     decoder: FastDecoder,
     logits: Tensor,
@@ -65,23 +63,29 @@ def continue_from(
     seed: int = 0,
 ) -> Iterator[Tensor]:
     """Sample from logits (B, V), then step by step from the state of these rows; yields tokens (B,), `length` times."""
-    generator = torch.Generator(logits.device).manual_seed(seed)
-    noise = torch.empty_like(upcast(logits))
+    check_sampling(temperature, top_p, top_k)
     chosen = functools.partial(choose, temperature=temperature, top_p=top_p, top_k=top_k)
-    tokens = chosen(logits, noise.exponential_(generator=generator))
 
-    def step(state: DecodingState) -> DecodingState:
-        logits, state = decoder.step(tokens, state)
-        tokens.copy_(chosen(logits, noise))
-        return state
+    @torch.no_grad()
+    def sampled() -> Iterator[Tensor]:
+        generator = torch.Generator(logits.device).manual_seed(seed)
+        noise = torch.empty_like(upcast(logits))
+        tokens = chosen(logits, noise.exponential_(generator=generator))
 
-    steps = StepGraph(step, state, decoder.capture())
-    yield tokens.clone()
-    for _ in range(length - 1):
-        noise.exponential_(generator=generator)
-        with evaluating(decoder.model) if decoder.model.training else nullcontext():
-            steps()
+        def step(state: DecodingState) -> DecodingState:
+            logits, state = decoder.step(tokens, state)
+            tokens.copy_(chosen(logits, noise))
+            return state
+
+        steps = StepGraph(step, state, decoder.capture())
         yield tokens.clone()
+        for _ in range(length - 1):
+            noise.exponential_(generator=generator)
+            with evaluating(decoder.model) if decoder.model.training else nullcontext():
+                steps()
+            yield tokens.clone()
+
+    return sampled()
 
 
 def prime(model: LanguageModel, prompt: Tensor, state: DecodingState | None = None) -> tuple[Tensor, DecodingState]:

@@ -1,12 +1,22 @@
 """From scores to a token: temperature, top-k and nucleus sampling (Holtzman et al. 2019), all on the device."""
 
 import math
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from compressive.kernels.dispatch import operation
 from compressive.model.attention import upcast
+
+
+class Sampling(TypedDict, total=False):
+    """How to sample, as keyword arguments; defaults are those of `inference.generate.continue_from`."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
 
 
 def sample(

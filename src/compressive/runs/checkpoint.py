@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from compressive.console import warn
 from compressive.distributed import World, local
-from compressive.runtime import write_atomically
+from compressive.runtime import synchronise, write_atomically
 
 Parts = Mapping[str, Mapping[str, Tensor]]
 
@@ -145,8 +145,7 @@ class Saver:
         """
         self.wait()
         staged = {name: self._stage(name, tensor) for name, tensor in _flat(parts).items()}
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
+        synchronise(self.world.device)
 
         def write() -> None:
             try:

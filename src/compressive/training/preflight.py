@@ -17,6 +17,7 @@ from compressive.distributed import World
 from compressive.kernels.dispatch import using
 from compressive.runs.run import Run
 from compressive.runtime import autocast, memory_gib
+from compressive.training.step import first_memory
 
 GIB = 2**30
 Protocol = TypeVar("Protocol", TrainConfig, LearnConfig)
@@ -115,13 +116,10 @@ def estimate(config: RunConfig, device: torch.device, streams: int) -> Need:
         kept.append(tensor.untyped_storage())
         return tensor
 
-    bf16 = options.precision == "bf16"
     with FakeTensorMode(), using(options.attention), torch.device(device):
         model = build_model(config.model).train()
         parameters = [parameter.untyped_storage() for parameter in model.parameters()]
-        memory = model.initial_memory(streams)
-        if bf16:
-            memory = memory.map(lambda x: x.bfloat16() if x.ndim == 3 else x)
+        memory = first_memory(model, options, streams)
         slots = [x.untyped_storage() for x in memory.state_dict().values()]
         x = model.embedding(torch.zeros(streams, config.model.window, dtype=torch.long))
         with (

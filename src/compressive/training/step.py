@@ -74,9 +74,7 @@ class Step:
             from compressive.kernels.adam import ClippedAdam
 
             self.clipped_adam = ClippedAdam(self.optimiser, self.groups, options.clip)
-        self.memory = model.initial_memory(streams)
-        if options.precision == "bf16":  # as all products with it are; usage and flags stay
-            self.memory = self.memory.map(lambda x: x.bfloat16() if x.ndim == 3 else x)
+        self.memory = first_memory(model, options, streams)
         self.totals: list[Tensor] = []  # gradients since the last update, where updates are rarer than steps
         self.counted = torch.zeros((), device=self.device)  # and over how many steps
         self.accumulating = False
@@ -183,6 +181,12 @@ class Step:
             if parameter.grad is not None:
                 local(total).add_(torch.where(finite, local(parameter.grad), 0))
         self.counted += finite
+
+
+def first_memory(model: LanguageModel, options: TrainConfig, streams: int) -> Any:
+    """The memory before the first step; in bf16 if products are, as all products with it are; usage and flags stay."""
+    memory = model.initial_memory(streams)
+    return memory.map(lambda x: x.bfloat16() if x.ndim == 3 else x) if options.precision == "bf16" else memory
 
 
 def _optimiser(parameters: list[nn.Parameter], rate: float | Tensor, capturable: bool) -> torch.optim.Adam:

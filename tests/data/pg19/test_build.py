@@ -406,3 +406,8 @@ def test_inferred_years_of_real_books_are_mostly_right():
     assert len(off) >= 36
     assert sum(abs(difference) <= 1 for difference in off) >= 0.9 * len(off)
     assert all(year is None or year < 1919 for _, year in told)
+
+
+def test_the_code_that_is_hashed_into_builds_is_that_of_version_0_1():
+    """Changed by a byte, `rule.py`, `infer.py` or `build.py` would make every existing build anew."""
+    assert pg19._code() == "218c60f787108c75648fbcd28802f8ddf48410236e488c6e795b882009ae4097"

@@ -22,12 +22,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal, Self
 
-from compressive.console import bytes_read
 from compressive.data.download import sha256_of
 from compressive.data.pg19.catalogue import SPLITS, Book, read_catalogue
 from compressive.data.pg19.infer import infer, split_of
 from compressive.data.pg19.raw import DAMAGED, Found, Raw, find_books, read, stream, why
 from compressive.data.pg19.rule import Parts, Replacement, decode
+from compressive.data.progress import progress
 from compressive.data.workers import cores, in_order
 
 LOG = "build.jsonl"
@@ -157,7 +157,7 @@ def build(sources: Sequence[Path], out: Path, metadata: str | None, workers: int
     reused = 0
     on_disk = sum(found.ranked(book_id)[0].size for book_id in found.books)
     on_disk += sum(tar.path.stat().st_size for tar in found.tars)
-    with (out / f"{LOG}.part").open("a", encoding="utf-8") as log, bytes_read("building", on_disk) as advance:
+    with (out / f"{LOG}.part").open("a", encoding="utf-8") as log, progress("building", on_disk) as advance:
         jobs = _jobs(found, catalogue, earlier, out, advance)
         count = workers or cores()
         for entry, aside in map(build_book, jobs) if count == 1 else in_order(build_book, jobs, count):
