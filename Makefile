@@ -51,7 +51,7 @@ soak: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plots,topics,audio,rl,ray,onnx]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plots,topics,audio,rl,ray,onnx,hf,lm-eval,web]'
 	touch $@
 
 clean:
