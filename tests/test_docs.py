@@ -107,6 +107,8 @@ def test_documented_commands_are_understood(line, tmp_path, monkeypatch, capsys)
         ("evaluate", "evaluate"),
         ("generate", "generate"),
         ("analyze", "analyze"),
+        ("runs", "show"),
+        ("compare", "compare"),
         ("data", "_prepare"),
         ("export", "export"),
         ("bench", "bench"),

@@ -308,7 +308,7 @@ def test_curves_are_plotted_from_any_metrics(value, count):
     pytest.importorskip("matplotlib")
     names = ("bits", "compression_loss", "gradient_norm", "compressor_gradient_norm", "learning_rate", "seconds")
     lines = [{"step": step, **dict.fromkeys(names, value)} for step in range(count)]
-    for plot in (Curves(lines, lines[:2]).plot_loss, Curves(lines, []).plot_optimisation):
+    for plot in (Curves(lines, lines[:2], []).plot_loss, Curves(lines, [], []).plot_optimisation):
         plot(png := BytesIO())
         assert png.getvalue().startswith(b"\x89PNG")
 

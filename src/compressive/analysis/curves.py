@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Literal, Self
 
 import numpy as np
 
@@ -20,6 +20,9 @@ class Curves:
 
     train: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
+    """On the validation split."""
+    test: list[dict[str, Any]]
+    """On the test split, if training evaluated on it too."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -30,8 +33,17 @@ class Curves:
                 lines.append(json.loads(line))
             except ValueError:
                 continue
+        lines = [line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
         kinds = {kind: [line for line in lines if line.get("kind") == kind] for kind in ("train", "eval")}
-        return cls(kinds["train"], [line for line in kinds["eval"] if line.get("split", "valid") == "valid"])
+        splits = (
+            [line for line in kinds["eval"] if line.get("split", "valid") == split] for split in ("valid", "test")
+        )
+        return cls(kinds["train"], *splits)
+
+    def values(self, name: str, kind: Literal["train", "eval"] = "train") -> list[tuple[int, float]]:
+        """Return a metric by step, of the training records or of the evaluations; non-finite values are left out."""
+        lines = self.train if kind == "train" else self.evaluations
+        return [(line["step"], line[name]) for line in lines if _has(line, name)]
 
     def plot_loss(self, to: Path | BinaryIO) -> None:
         """Plot training and validation loss, and the compression loss if there is one."""

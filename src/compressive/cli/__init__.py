@@ -19,6 +19,8 @@ COMMANDS = {
     "evaluate": ("evaluate", "score a run: bits per character, perplexity, any memory sizes"),
     "generate": ("generate", "sample text or audio from a run"),
     "analyze": ("analyze", "measure how a run uses memory, attention and compression"),
+    "runs": ("runs", "list runs: preset, corpus, steps, best score, speed, state"),
+    "compare": ("compare", "compare runs: what differs, scores over seeds, curves in one figure"),
     "data prepare": ("data", "download or read a corpus and tokenise it"),
     "data pg19 build": ("pg19.build", "build PG-19 from raw Project Gutenberg texts"),
     "data pg19 verify": ("pg19.verify", "compare built books with the official ones by SHA-256"),
