@@ -196,6 +196,9 @@ def test_training_from_python(home, tmp_path, monkeypatch, capsys):
     assert (trained.step, len(trained.generate(TEXT, 7, temperature=0))) == (10, 7)
     with pytest.raises(ValueError, match="holds a run already"):
         compressive.train(config, tmp_path / "run")
+    tuned = compressive.train(config, tmp_path / "tuned", start_from=tmp_path / "run")
+    assert json.loads((tmp_path / "tuned" / "origin.json").read_text())["source"] == str(tmp_path / "run")
+    assert tuned.step == 10
     longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20))
     assert compressive.train(longer, tmp_path / "run", resume=True).step == 20
     (tmp_path / "my.toml").write_text(

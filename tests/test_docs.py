@@ -17,6 +17,7 @@ from compressive import __version__
 from compressive.cli import main
 from compressive.config import ModelConfig, RunConfig, load_preset, preset_names
 from compressive.kernels import dispatch
+from compressive.runs.origin import Origin
 from compressive.runs.run import Run
 
 ROOT = Path(__file__).parent.parent
@@ -129,6 +130,10 @@ def test_documented_commands_are_understood(line, tmp_path, monkeypatch, capsys)
         (tmp_path / "my.toml").write_text('extends = "quickstart"')
     if (resumed := re.match(r"train --resume (\S+)", line)) is not None:
         Run.create(tmp_path / resumed[1], RunConfig.from_preset("quickstart"))
+    if (source := re.search(r"--from (\S+)", line)) is not None:
+        Run.create(tmp_path / source[1], RunConfig.from_preset("quickstart"))
+        monkeypatch.setattr("compressive.training.preflight.check_start", lambda *_: None)
+        monkeypatch.setattr("compressive.runs.origin.Origin.of", lambda _: Origin(source[1], 1, "books", ""))
     assert main(shlex.split(line.split(" > ")[0])) == 0
     if not line.startswith(("config", "completion")) and "--explain" not in line:
         assert len(done) == 1

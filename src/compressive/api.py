@@ -283,7 +283,13 @@ def load(
     return TextModel(model, tokenizer, run.config, trained.step)
 
 
-def train(config: RunConfig | str | Path, out: str | Path, *, resume: bool = False) -> TextModel:
+def train(
+    config: RunConfig | str | Path,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    start_from: str | Path | None = None,
+) -> TextModel:
     """Train a model as `compressive train` does, in this process, and load the result.
 
     Args:
@@ -291,6 +297,8 @@ def train(config: RunConfig | str | Path, out: str | Path, *, resume: bool = Fal
             fitted to corpus and device, as on the command line.
         out: folder of the run.
         resume: continue the run in `out`.
+        start_from: fine-tuning: folder of a run or release whose weights are trained further, with a fresh optimiser.
+            Tokens and the model's shape must be the same, memory sizes may differ.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the state is saved; `resume=True` goes on.
@@ -308,7 +316,7 @@ def train(config: RunConfig | str | Path, out: str | Path, *, resume: bool = Fal
     if Run(folder, configured).configured_corpus().tokenizer.is_audio:
         raise ValueError(f"corpus={configured.data.corpus!r} is audio: expected text; compressive train takes both")
     world = World(device=pick_device(configured.train.device))
-    if loop.train(preflight.begin(folder, configured, given, resume, world), world) == loop.INTERRUPTED:
+    if loop.train(preflight.begin(folder, configured, given, resume, world, start_from), world) == loop.INTERRUPTED:
         raise KeyboardInterrupt
     return load(folder, device=configured.train.device)
 

@@ -252,6 +252,11 @@ def test_a_run_goes_on_in_its_own_folder(home):
     assert (done.returncode, "a run goes on in its own folder" in done.stderr) == (2, True)
 
 
+def test_a_run_that_goes_on_does_not_start_from_other_weights(home):
+    done = command("train", "--resume", "runs/first", "--from", "runs/first", cwd=home)
+    assert (done.returncode, "a run goes on from its own checkpoint" in done.stderr) == (2, True)
+
+
 def test_what_a_file_extends_is_not_given(home, tmp_path):
     folder = copy_of(home, tmp_path)
     other_corpus(folder)

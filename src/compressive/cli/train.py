@@ -1,13 +1,16 @@
-"""Train a model: from a preset, from a configuration file, or on from a run.
+"""Train a model: from a preset, from a configuration file, or on from a run; from random weights, or from trained ones.
 
 compressive train enwik8-base --train.steps 20000
 compressive train --config my.toml --out runs/mine
 compressive train --resume runs/mine
+compressive train quickstart --from runs/quickstart --data.corpus mine --out runs/tuned
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import arg
 
 from compressive.cli import guarded, parse
 from compressive.cli.start import starting_point
@@ -31,6 +34,9 @@ class Train(RunConfig):
     Without a preset, --resume RUN takes everything from the run."""
     config: Path | None = None
     """TOML file to start from in place of a preset, such as one printed by `compressive config PRESET`."""
+    from_: Annotated[Path | None, arg(name="from", metavar="RUN|RELEASE")] = None
+    """Fine-tuning: start from the weights of this run or release, with a fresh optimiser, from step 0. Corpus, training
+    and memory sizes may differ; tokens and the model's shape must not."""
 
 
 def main(arguments: list[str], prog: str) -> int:
@@ -52,6 +58,8 @@ def _train(arguments: list[str], prog: str) -> int:
         default=Train(default.model, default.data, default.train, start.out, start.resume),
     )
     config = RunConfig(options.model, options.data, options.train)
+    if start.resume and options.from_ is not None:
+        raise ValueError(f"--resume {start.name} and --from {options.from_}: a run goes on from its own checkpoint")
     if options.out.exists() and not options.out.is_dir():
         raise ValueError(f"out={options.out} is a file: expected a folder, which is created")
 
@@ -62,7 +70,7 @@ def _train(arguments: list[str], prog: str) -> int:
     with join(config.train.device) as world:
         # torchrun restarts all processes when one dies: a restart resumes.
         resume = options.resume or restarts() > 0
-        return train(begin(options.out, config, start.given, resume, world), world)
+        return train(begin(options.out, config, start.given, resume, world, options.from_), world)
 
 
 def _open(folder: Path) -> "Run":

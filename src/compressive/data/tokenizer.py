@@ -65,6 +65,10 @@ class Tokenizer(ABC):
     def decode(self, ids: Ids) -> bytes:
         """Return the text of tokens (n,); raise ValueError if a token is outside the vocabulary."""
 
+    def same_as(self, other: "Tokenizer") -> bool:
+        """Return whether both give every text the same tokens: they are of one kind and vocabulary."""
+        return self.kind == other.kind and self._state() == other._state()
+
     def save(self, folder: Path) -> None:
         """Write tokenizer.json."""
         state = {"kind": self.kind} | self._state()

@@ -4,6 +4,7 @@ config.json          the run's configuration
 model.safetensors    all weights, unsharded
 tokenizer.json       the tokeniser
 corpus.json          name and fingerprint of the corpus, unless a run of version 0.1 was exported
+origin.json          the weights that the run started from, if not random ones
 release.json         corpus, step and checkpoint that it was exported from
 model.onnx           if asked for: one window with both memories in and out, see `onnx.py`
 
@@ -20,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from compressive.runs.onnx import ONNX, require_exportable, write_onnx
-from compressive.runs.run import CORPUS, RELEASE, Run
+from compressive.runs.run import CORPUS, ORIGIN, RELEASE, Run
 from compressive.runs.trained import WEIGHTS, Trained
 
 
@@ -47,8 +48,9 @@ def export(
         save_file(trained.weights, partial / WEIGHTS, metadata={"format": "pt"})
         (partial / "config.json").write_text(json.dumps(dataclasses.asdict(run.config), indent=1), "utf-8")
         tokenizer.save(partial)
-        if (run.folder / CORPUS).is_file():
-            shutil.copyfile(run.folder / CORPUS, partial / CORPUS)
+        for name in (CORPUS, ORIGIN):
+            if (run.folder / name).is_file():
+                shutil.copyfile(run.folder / name, partial / name)
         about = {"corpus": run.config.data.corpus, "step": trained.step, "checkpoint": which}
         (partial / RELEASE).write_text(json.dumps(about, indent=1), "utf-8")
         # safetensors writes files that only their owner can read; the umask decides for the others.

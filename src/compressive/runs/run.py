@@ -3,6 +3,7 @@
 runs/NAME/config.json        the resolved configuration
          /tokenizer.json     the tokeniser of the corpus
          /corpus.json        name and fingerprint of the corpus
+         /origin.json        the weights that it started from, if not random ones
          /environment.jsonl  versions, hardware, commit: one line per start or resume
          /metrics.jsonl      one record per logged step and per evaluation
          /samples/           text sampled during training
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config")
 
-CORPUS, RELEASE = "corpus.json", "release.json"
-"""Where a run keeps the name and fingerprint of its corpus; what a release holds instead of checkpoints."""
+CORPUS, ORIGIN, RELEASE = "corpus.json", "origin.json", "release.json"
+"""A run's corpus, by name and fingerprint; the weights it started from; what a release has in place of checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class Folder(Generic[Config]):
         if resume and (folder / "config.json").exists():
             _refuse_changes(cls.open(folder).config, config, cls.fixed)
         if not resume:
-            (folder / CORPUS).unlink(missing_ok=True)  # of a start that failed
+            for name in (CORPUS, ORIGIN):  # of a start that failed
+                (folder / name).unlink(missing_ok=True)
         run = cls.create(folder, config)
         environment = json.dumps(describe_environment())
         with (folder / "environment.jsonl").open("a", encoding="utf-8") as file:  # one line per start or resume

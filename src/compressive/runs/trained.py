@@ -85,10 +85,22 @@ class Trained:
     def model(self, config: AnyModelConfig, device: torch.device | str = "cpu") -> LanguageModel:
         """Build the model in evaluation mode; weights of compressors that it does not use are dropped."""
         model = build_model(config)
-        wanted = model.state_dict()
-        weights = {name: w for name, w in self.weights.items() if name in wanted or "compress" not in name}
-        model.load_state_dict(weights)
+        model.load_state_dict(self._used_by(model.state_dict()))
         return model.to(device).eval()
+
+    def copy_into(self, model: LanguageModel) -> bool:
+        """Copy the weights into a model of the same shape, to train it further; memory sizes may differ.
+
+        Compressors that these weights lack stay as they are. Returns whether there are such.
+        """
+        own = model.state_dict()
+        fresh = {name: w for name, w in own.items() if "compress" in name and name not in self.weights}
+        model.load_state_dict(self._used_by(own) | fresh)
+        return bool(fresh)
+
+    def _used_by(self, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights without those of compressors that a model does not have."""
+        return {name: w for name, w in self.weights.items() if name in wanted or "compress" not in name}
 
     def _check_compressors(self, config: ModelConfig) -> None:
         with torch.device("meta"):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from compressive.architectures import build_model
 from compressive.config import RunConfig, TrainConfig
-from compressive.console import warn
+from compressive.console import note, warn
 from compressive.data.corpus import Corpus, Streams
 from compressive.distributed import World
 from compressive.evaluation.score import score
@@ -23,6 +23,7 @@ from compressive.inference.generate import generate
 from compressive.kernels.dispatch import describe, explain, using
 from compressive.model.language_model import LanguageModel
 from compressive.runs import checkpoint
+from compressive.runs.origin import Origin
 from compressive.runs.run import Run
 from compressive.runtime import Stopwatch, noted_signals, peak_gib, pick_device
 from compressive.training import preflight
@@ -60,12 +61,16 @@ def train(run: Run, world: World | None = None) -> int:
 
     world.first(lambda: run.keep_corpus(corpus))
     world.first(lambda: preflight.report(config, world, streams.count))
+    saved = world.first(lambda: checkpoint.latest(run.checkpoints))
+    origin = Origin.read(run.folder)
     torch.manual_seed(options.seed)
     model = build_model(config.model).to(device).train()
+    if origin is not None and saved is None and origin.load().copy_into(model):
+        note(f"compressors start from random weights: {origin.source} has none")
     step_fn = Step(model, options, world, streams.count)
     torch.manual_seed(options.seed + world.rank)  # from here on random numbers are dropout's
     step, position, tokens_read, best, seconds = 0, 0, 0, math.inf, 0.0
-    if (saved := world.first(lambda: checkpoint.latest(run.checkpoints))) is not None:
+    if saved is not None:
         step, position, tokens_read, best, seconds = (
             saved.state[name] for name in ("step", "position", "tokens", "best", "seconds")
         )
@@ -92,6 +97,8 @@ def train(run: Run, world: World | None = None) -> int:
         noted_signals() as signals,
     ):
         where = f"from step {step}" if step else f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
+        if origin is not None and not step:
+            where += f", starting from {origin.source} at step {origin.step}"
         together = f" × {world.size} ({options.parallel})" if world.size > 1 else ""
         how = f"{device}{together}, {options.precision}"
         how += ", compiled" * options.compile + ", captured" * step_fn.captures

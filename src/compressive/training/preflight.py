@@ -15,6 +15,7 @@ from compressive.console import note, warn
 from compressive.data.corpus import Corpus
 from compressive.distributed import World
 from compressive.kernels.dispatch import using
+from compressive.runs.origin import Origin
 from compressive.runs.run import Run
 from compressive.runtime import autocast, memory_gib
 from compressive.training.step import first_memory
@@ -23,23 +24,88 @@ GIB = 2**30
 Protocol = TypeVar("Protocol", TrainConfig, LearnConfig)
 
 
-def begin(folder: Path, config: RunConfig, given: Collection[str], resume: bool, world: World) -> Run:
+def begin(
+    folder: Path,
+    config: RunConfig,
+    given: Collection[str],
+    resume: bool,
+    world: World,
+    start_from: str | Path | None = None,
+) -> Run:
     """Fit a configuration to its corpus and device, and create its run, or open the one that is to go on.
 
-    A run that is resumed keeps its vocabulary, and is checked against the corpus that it was trained on. All processes
-    of a world call this together. Raises ValueError for what does not fit, see `Run.begin` and `Run.corpus`.
+    A run that is resumed keeps its vocabulary, and is checked against the corpus that it was trained on. A new one may
+    `start_from` the weights of another run or of a release, whose vocabulary it then takes over. All processes
+    of a world call this together. Raises ValueError for what does not fit, see `check_start`, `Run.begin` and
+    `Run.corpus`.
     """
-    if resume and (folder / "config.json").exists():
-        before = Run.open(folder).config.model
+    resumed = Run.open(folder) if resume and (folder / "config.json").exists() else None
+    source = None if start_from is None else Run.open(Path(start_from))
+    before = resumed or source
+    if before is not None:
         names = [name for name in ("vocab_size", "adaptive_cutoffs") if f"model.{name}" not in given]
-        kept = {name: getattr(before, name) for name in names if hasattr(before, name) and hasattr(config.model, name)}
+        held = before.config.model
+        kept = {name: getattr(held, name) for name in names if hasattr(held, name) and hasattr(config.model, name)}
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, **kept))
         given = {*given, *(f"model.{name}" for name in kept)}
     run = Run(folder, config)
-    config, changes = fit(config, given, run.corpus() if resume else run.configured_corpus(), world.device)
+    corpus = run.corpus() if resume else run.configured_corpus()
+    if source is not None:
+        check_start(source, config.model, corpus)
+    config, changes = fit(config, given, corpus, world.device)
     for change in changes:
         note(change)
-    return world.first(lambda: Run.begin(folder, config, resume))
+
+    def create() -> Run:
+        origin = None if source is None else Origin.of(source)
+        trained = any(folder.glob("checkpoints/step-*"))
+        if resumed is not None and origin is not None and trained and origin != (found := Origin.read(folder)):
+            began = "random weights" if found is None else f"{found.source}, step {found.step}"
+            raise ValueError(
+                f"from={origin.source}: the run to be resumed started from {began}; leave out --from, or begin another "
+                "--out"
+            )
+        run = Run.begin(folder, config, resume)
+        if origin is not None:
+            origin.write(folder)
+        return run
+
+    return world.first(create)
+
+
+INDEPENDENT = {"window", "memory_size", "compressed_size", "empty_memory", "dropout", "attention_dropout"}
+"""Fields of a model that its weights do not depend on."""
+COMPRESSION = {"compression", "compression_rate", "compression_loss"}
+"""Fields that compressors alone depend on."""
+
+
+def check_start(source: Run, model: AnyModelConfig, corpus: Corpus) -> None:
+    """Raise ValueError if a model on a corpus cannot start from the weights of a run or release.
+
+    Tokens must mean the same, and every field that the weights depend on must be equal. Compressors count where both
+    models have some. A loss may change: what it needs besides starts from random weights.
+    """
+    theirs, then = source.tokenizer(), source.config.model
+    if not theirs.same_as(corpus.tokenizer):
+        raise ValueError(
+            f"{corpus.name} has other tokens ({corpus.manifest.tokenizer}, {corpus.vocab_size:,}) than {source.folder} "
+            f"was trained with ({theirs.kind}, {theirs.vocab_size:,}): prepare it again with "
+            f"--vocabulary {source.folder}"
+        )
+    ignored = INDEPENDENT | {"compression_loss"}
+    if isinstance(model, ModelConfig) and isinstance(then, ModelConfig):
+        if not any(model.compressed_sizes) or not any(then.compressed_sizes):
+            ignored |= COMPRESSION
+        elif model.compression_rates == then.compression_rates or model.compression in ("max", "mean", "most_used"):
+            ignored |= {"compression_rate"}  # written differently, or of compressors without weights
+    old, new = dataclasses.asdict(then), dataclasses.asdict(model)
+    differing = [name for name in new if name not in ignored and old.get(name) != new[name]]
+    if differing:
+        values = ", ".join(f"model.{name}={new[name]!r} (there {old.get(name)!r})" for name in differing)
+        raise ValueError(
+            f"{values}: expected the values of {source.folder}, as weights depend on them; give these, "
+            "or train without --from"
+        )
 
 
 def fit(config: RunConfig, given: Collection[str], corpus: Corpus, device: torch.device) -> tuple[RunConfig, list[str]]:
