@@ -112,6 +112,7 @@ def test_documented_commands_are_understood(line, tmp_path, monkeypatch, capsys)
         ("compare", "compare"),
         ("data", "_prepare"),
         ("export", "export"),
+        ("lm_eval", "evaluate"),
         ("bench", "bench"),
         ("pg19.build", "build"),
         ("pg19.verify", "verify"),
