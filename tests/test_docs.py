@@ -150,7 +150,7 @@ def test_the_commands_without_make_are_those_of_make():
     (recipe,) = re.findall(r"^quickstart:.*\n((?:\t\$\(BIN\)/compressive .*\n)+)", makefile, re.MULTILINE)
     made = recipe.replace("\t$(BIN)/", "").replace("$(STEPS)", steps[1])
     assert quickstart == made.replace("books/prompts/860-*.txt", str(prompt.relative_to(ROOT)))
-    (extras,) = re.findall(r"-c constraints\.txt -e '(\.\[[\w,]+\])'", makefile)
+    (extras,) = re.findall(r"-c constraints\.txt -e '(\.\[[\w,-]+\])'", makefile)
     assert re.findall(r'-c constraints\.txt -e "(\S+)"', section) == [extras, extras]
     assert f'-e "{extras}"' in install
     for line in checks.splitlines():
@@ -431,7 +431,11 @@ def test_the_lock_pins_exact_versions_of_every_direct_dependency():
     extras = project["optional-dependencies"]
     wanted = [
         *project["dependencies"],
-        *(x for name in ("dev", "plots", "topics", "audio", "rl", "ray", "onnx") for x in extras[name]),
+        *(
+            x
+            for name in ("dev", "plots", "topics", "audio", "rl", "ray", "onnx", "hf", "lm-eval", "web")
+            for x in extras[name]
+        ),
     ]
     assert {re.split(r"[^\w-]", requirement)[0] for requirement in wanted} <= set(pins)
-    assert not [version for version in pins.values() if not re.fullmatch(r"[\d.]+", version)]
+    assert not [version for version in pins.values() if not re.fullmatch(r"[\d.]+(\.post\d+)?", version)]
