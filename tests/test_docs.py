@@ -113,6 +113,7 @@ def test_documented_commands_are_understood(line, tmp_path, monkeypatch, capsys)
         ("data", "_prepare"),
         ("export", "export"),
         ("lm_eval", "evaluate"),
+        ("experiment", "experiment"),
         ("bench", "bench"),
         ("pg19.build", "build"),
         ("pg19.verify", "verify"),

@@ -13,6 +13,10 @@ from helpers import ROOT
 FILES = sorted(
     path for room in ("benchmarks", "experiments") for path in (ROOT / room / "results").rglob("*") if path.is_file()
 )
+SCALES = re.compile(r"(tiny|small|paper)\.(json|md|png)")
+"""What `compressive experiment` writes: one result per scale, the last one; date and device are in the file."""
+EXPERIMENTS = [path for path in FILES if SCALES.fullmatch(path.name)]
+FILES = [path for path in FILES if path not in EXPERIMENTS]
 NAME = re.compile(r"(?P<series>\d{4}-\d\d-\d\d-(?P<device>cpu|h200))(?:-(?P<number>[1-9])|-seed(?P<seed>\d))?\.json")
 """DATE-DEVICE.json; several of one day are all numbered, so that the newest sorts last; seeds are named as such."""
 LOG = (ROOT / "docs" / "log.md").read_text("utf-8")
@@ -36,6 +40,20 @@ def test_a_results_file_is_named_by_date_and_device_and_says_what_it_is(path: Pa
         assert re.match(r"[0-9a-f]{7,12}\b", commit)
     date = path.name[:10]
     assert all(time.startswith(date) for time in times(tables))
+
+
+@pytest.mark.parametrize("path", [path for path in EXPERIMENTS if path.suffix == ".json"], ids=shown)
+def test_a_result_of_an_experiment_is_complete_and_has_its_table_and_its_picture(path: Path) -> None:
+    found = json.loads(path.read_text("utf-8"))
+    assert (found["experiment"], found["scale"]) == (path.parent.name, path.stem)
+    assert found["complete"] is True
+    assert re.match(r"[0-9a-f]{7,12}\b", found["commit"])
+    assert found["hardware"]["torch"]
+    assert {row["seed"] for row in found["rows"]} == set(found["seeds"])
+    page = path.with_suffix(".md").read_text("utf-8")
+    assert all(verdict in page for verdict in found["verdicts"])
+    assert path.with_suffix(".png").is_file()
+    assert [key for key in keys(found) if re.search(r"\s", key)] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=shown)

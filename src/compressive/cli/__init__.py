@@ -21,6 +21,7 @@ COMMANDS = {
     "analyze": ("analyze", "measure how a run uses memory, attention and compression"),
     "runs": ("runs", "list runs: preset, corpus, steps, best score, speed, state"),
     "compare": ("compare", "compare runs: what differs, scores over seeds, curves in one figure"),
+    "experiment": ("experiment", "run the paper's tables and figures, at tiny, small or the paper's scale"),
     "data prepare": ("data", "download or read a corpus and tokenise it"),
     "data pg19 build": ("pg19.build", "build PG-19 from raw Project Gutenberg texts"),
     "data pg19 verify": ("pg19.verify", "compare built books with the official ones by SHA-256"),

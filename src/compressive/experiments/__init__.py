@@ -1,0 +1,35 @@
+"""The paper's tables and figures as experiments: `compressive experiment NAME --scale tiny|small|paper`.
+
+One module per experiment; `experiment.py` says what one is, `runner.py` runs them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compressive.experiments.experiment import Experiment
+
+EXPERIMENTS = {
+    "enwik8": "compressive.experiments.enwik8:Enwik8",
+    "subwords": "compressive.experiments.subwords:Subwords",
+}
+"""Name to `module:class`, in the order in which they are listed."""
+
+
+def load(name: str) -> "Experiment":
+    """Return the experiment of a name; `module:class` names one of your own, from a module that can be imported.
+
+    Raises ValueError if there is none.
+    """
+    path = EXPERIMENTS.get(name, name)
+    module, colon, kind = path.partition(":")
+    if not colon:
+        raise ValueError(
+            f"experiment={name!r} does not exist; choose one of {', '.join(EXPERIMENTS)}, or give your own as "
+            "module:class"
+        )
+    try:
+        experiment: Experiment = getattr(import_module(module), kind)()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"experiment={name!r} cannot be imported ({error}); expected module:class") from None
+    return experiment

@@ -1,0 +1,280 @@
+"""Runs experiments: trains and measures run by run, in processes of their own, and resumes what was cut off.
+
+RUNS/SCALE/ROW-seedN/             a training run, as `compressive train` writes it
+                    /row.json     the row and its configuration: another configuration is refused
+                    /worker.log   what the run printed
+                    /measured/NAME.json    what experiment NAME measured: never measured, nor trained, again
+OUT/NAME/SCALE.json, .md, .png    the result, also of a part of the runs
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compressive.bench import write_results
+from compressive.console import SIGN_OF_LIFE, note, progress_bar, warn
+from compressive.distributed import World
+from compressive.experiments import load
+from compressive.experiments.experiment import Experiment, Measured, Row, Scale, cost
+from compressive.plotting import PlotError
+from compressive.runs.run import Run
+from compressive.runtime import describe_environment, noted_signals, pick_device, write_atomically
+from compressive.training import loop, preflight
+
+FINISHED, FAILED, TO_BE_CONTINUED = loop.FINISHED, 1, loop.INTERRUPTED
+"""Exit codes: all runs measured; a run failed; stopped in time or by a signal, to be resumed by the same command."""
+GRACE = 60.0
+"""Seconds that a run has to save its state before it is killed."""
+INTERPRETER = [sys.executable]
+"""Starts a process for a run."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where an experiment runs, and for how long."""
+
+    scale: Scale
+    out: Path = Path("experiments/results")
+    runs: Path = Path("runs/experiments")
+    data_dir: Path = Path("data")
+    seeds: tuple[int, ...] = ()  # empty: the experiment's own
+    jobs: int = 1
+    minutes: float | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise ValueError(f"jobs={self.jobs}: expected at least 1")
+        if self.minutes is not None and self.minutes <= 0:
+            raise ValueError(f"minutes={self.minutes:g}: expected more than 0; leave it out to run to the end")
+        if any(seed < 0 for seed in self.seeds) or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds={self.seeds}: expected different numbers of at least 0")
+
+    def seeds_of(self, experiment: Experiment) -> tuple[int, ...]:
+        """Return the seeds to run of an experiment."""
+        return self.seeds or experiment.seeds[self.scale]
+
+    def folder(self, row: Row, seed: int) -> Path:
+        """Return the folder of a run."""
+        return self.runs / self.scale / f"{row.name}-seed{seed}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run: a row with a seed, and the experiments that measure it."""
+
+    row: Row
+    seed: int
+    folder: Path
+    experiments: tuple[Experiment, ...]
+
+    @property
+    def name(self) -> str:
+        """What progress lines call it."""
+        return f"{self.row.name}, seed {self.seed}"
+
+    @property
+    def due(self) -> list[Experiment]:
+        """The experiments that have not measured it yet."""
+        return [experiment for experiment in self.experiments if not _measurement(self.folder, experiment).exists()]
+
+    @property
+    def step(self) -> int:
+        """The last step that its metrics tell of."""
+        try:
+            lines = (self.folder / "metrics.jsonl").read_bytes()[-2000:].splitlines()
+        except FileNotFoundError:
+            return 0
+        return next((int(line.split(b'"step": ')[1].split(b",")[0]) for line in lines[::-1] if b'"step": ' in line), 0)
+
+
+def tasks(experiments: Sequence[Experiment], options: Options) -> list[Task]:
+    """Return all runs of some experiments, all rows with the first seed in front; a shared run is there once.
+
+    Raises ValueError if two experiments give different rows the same name, or if a folder holds a run of another
+    configuration.
+    """
+    found: dict[Path, Task] = {}
+    for seed in sorted({seed for experiment in experiments for seed in options.seeds_of(experiment)}):
+        for experiment in experiments:
+            for row in experiment.rows(options.scale) if seed in options.seeds_of(experiment) else ():
+                folder = options.folder(row, seed)
+                before = found.get(folder, Task(row, seed, folder, ()))
+                if before.row.config != row.config:
+                    raise ValueError(f"row {row.name!r} of {experiment.name}: another one of this name is configured "
+                                     "differently; give it another name")  # fmt: skip
+                found[folder] = dataclasses.replace(before, experiments=(*before.experiments, experiment))
+    for task in found.values():
+        _check_folder(task)
+    return list(found.values())
+
+
+def _check_folder(task: Task) -> None:
+    path = task.folder / "row.json"
+    if path.exists() and json.loads(path.read_text("utf-8")) != _about(task):
+        raise ValueError(
+            f"{task.folder} was trained with another configuration than {task.row.name!r} has now; move it away, or "
+            "give another --runs"
+        )
+
+
+def _about(task: Task) -> dict[str, Any]:
+    """Return what identifies a run, as JSON holds it."""
+    about = {"row": task.row.name, "seed": task.seed, "config": dataclasses.asdict(task.row.config)}
+    return dict(json.loads(json.dumps(about)))
+
+
+def _measurement(folder: Path, experiment: Experiment) -> Path:
+    return folder / "measured" / f"{experiment.name}.json"
+
+
+def work(words: dict[str, Any]) -> int:
+    """Train one run to its end, or on from where it was, and measure it: what a run's process does."""
+    options = Options(
+        words["scale"], runs=Path(words["runs"]), data_dir=Path(words["data_dir"]), seeds=(words["seed"],)
+    )
+    planned = tasks([load(path) for path in words["experiments"]], options)
+    (task,) = (task for task in planned if task.row.name == words["row"])
+    write_atomically(task.folder / "row.json", json.dumps(_about(task), indent=1))
+    config = task.row.seeded(task.seed, options.data_dir, words["device"])
+    world = World(device=pick_device(config.train.device))
+    code = loop.train(preflight.begin(task.folder, config, (), True, world), world)
+    if code == loop.FINISHED:
+        seconds = json.loads((task.folder / "metrics.jsonl").read_text("utf-8").splitlines()[-1])["seconds"]
+        for experiment in task.due:
+            found = experiment.measure(Run.open(task.folder), options.scale)
+            kept = {"training_seconds": seconds, "gpu": describe_environment()["gpu"], "found": found}
+            write_atomically(_measurement(task.folder, experiment), json.dumps(kept, indent=1) + "\n")
+    return code
+
+
+def run(experiments: Sequence[Experiment], options: Options, command: str) -> int:
+    """Train and measure what is missing, then write the results of every experiment; returns an exit code.
+
+    Stops after `options.minutes`, or at SIGINT or SIGTERM: runs save their state, and the same command goes on.
+    """
+    for experiment in experiments:
+        experiment.prepare(options.scale, options.data_dir)
+    planned = tasks(experiments, options)
+    todo = [task for task in planned if task.due]
+    if len(todo) < len(planned):
+        note(f"{len(planned) - len(todo)} of {len(planned)} runs are measured already")
+    deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+    failed = _run_all(todo, options, deadline)
+    for experiment in experiments:
+        write(experiment, options, command)
+    left = [task for task in planned if task.due and task not in failed]
+    if left:
+        runs = "1 run is" if len(left) == 1 else f"{len(left)} runs are"
+        note(f"to be continued: {runs} left; the same command goes on where it stopped: {command}")
+    return FAILED if failed else TO_BE_CONTINUED if left else FINISHED
+
+
+def _run_all(todo: Sequence[Task], options: Options, deadline: float | None) -> list[Task]:
+    """Run the tasks, `options.jobs` at a time; return those that failed."""
+    waiting, running, failed = deque(todo), dict[Task, subprocess.Popen[bytes]](), list[Task]()
+    stopped: float | None = None
+    said = time.monotonic()
+    with noted_signals() as signals, progress_bar() as bar:
+        whole = bar.add_task(f"{len(todo)} runs", total=len(todo))
+        bars = {}
+        while running or (waiting and stopped is None):
+            now = time.monotonic()
+            if stopped is None and (signals or (deadline is not None and now >= deadline)):
+                stopped = now
+                note(f"stopping after {signals[0].name if signals else f'{options.minutes:g} minutes'}: runs save now")
+                for process in running.values():
+                    process.terminate()
+            while waiting and stopped is None and len(running) < options.jobs:
+                task = waiting.popleft()
+                running[task] = _start(task, options)
+                bars[task] = bar.add_task(task.name, total=task.row.config.train.steps)
+                note(f"{task.name}: {'goes on from' if task.step else 'begins at'} step {task.step:,}")
+            for task, process in list(running.items()):
+                bar.update(bars[task], completed=task.step)
+                if stopped is not None and now > stopped + GRACE:
+                    process.kill()
+                if (code := process.poll()) is None:
+                    continue
+                del running[task]
+                bar.remove_task(bars.pop(task))
+                if code == FINISHED:
+                    bar.advance(whole)
+                    done = len(todo) - len(waiting) - len(running) - len(failed)
+                    note(f"{task.name}: measured ({done} of {len(todo)})")
+                elif stopped is None:  # nobody asked it to stop
+                    failed.append(task)
+                    warn(f"{task.name}: failed ({_last_line(task)}); see {task.folder / 'worker.log'}")
+            if time.monotonic() - said >= SIGN_OF_LIFE and bar.disable:
+                said = time.monotonic()
+                note("; ".join(f"{task.name}: step {task.step:,}" for task in running))
+            time.sleep(0.1)
+    return failed
+
+
+def _start(task: Task, options: Options) -> subprocess.Popen[bytes]:
+    """Start the process of a run, in a process group of its own, so that Ctrl-C does not reach it twice."""
+    words = {
+        "experiments": [experiment.path for experiment in task.experiments], "scale": options.scale,
+        "row": task.row.name, "seed": task.seed,
+        "runs": str(options.runs), "data_dir": str(options.data_dir), "device": options.device,
+    }  # fmt: skip
+    task.folder.mkdir(parents=True, exist_ok=True)
+    with (task.folder / "worker.log").open("ab") as log:
+        return subprocess.Popen(
+            [*INTERPRETER, "-m", "compressive.experiments.runner", json.dumps(words)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
+        )  # fmt: skip
+
+
+def _last_line(task: Task) -> str:
+    lines = (task.folder / "worker.log").read_text("utf-8", "replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+def write(experiment: Experiment, options: Options, command: str) -> None:
+    """Write an experiment's JSON, table and picture from what was measured so far; nothing if that is nothing."""
+    seeds, rows, flat = options.seeds_of(experiment), [], []
+    for row in experiment.rows(options.scale):
+        paths = {seed: _measurement(options.folder(row, seed), experiment) for seed in seeds}
+        kept = {seed: json.loads(path.read_text("utf-8")) for seed, path in paths.items() if path.exists()}
+        rows.append(Measured(row, {seed: one["found"] for seed, one in kept.items()}))
+        about = {"row": row.name, "title": row.title, **cost(row.config, options.scale)._asdict()}
+        del about["seconds"]  # estimated
+        flat += [{**about, "seed": seed, **one} for seed, one in kept.items()]
+    if not flat:
+        return
+    path = options.out / experiment.name / f"{options.scale}.json"
+    what = f"{experiment.source}: {experiment.claim}"
+    table, verdicts = experiment.table(rows), list(experiment.verdicts(rows))
+    missing = len(seeds) * len(rows) - len(flat)
+    write_results(
+        path, what, command, flat, experiment=experiment.name, scale=options.scale, seeds=seeds,
+        complete=missing == 0, verdicts=verdicts,
+        configs={row.row.name: dataclasses.asdict(row.row.config) for row in rows},
+    )  # fmt: skip
+    unfinished = [f"**Not complete: {missing} of {len(seeds) * len(rows)} runs are missing.**"] * bool(missing)
+    said = [
+        f"# {experiment.name}, {options.scale}", what, *unfinished, table.rstrip(),
+        "\n".join(f"- {verdict}" for verdict in verdicts),
+        f"Mean of {len(seeds)} seeds, and the lowest and highest of them. [{path.name}]({path.name}) has every figure, "
+        f"configuration, hardware and commit. The picture: [{path.stem}.png]({path.stem}.png).",
+    ]  # fmt: skip
+    write_atomically(path.with_suffix(".md"), "\n\n".join(said) + "\n")
+    print("\n".join(["", f"{experiment.name}, {options.scale}", "", table, *verdicts]))
+    try:
+        experiment.plot(rows, path.with_suffix(".png"))
+    except PlotError as error:
+        warn(f"no picture: {error}")
+    note(f"written to {path}, .md and .png")
+
+
+if __name__ == "__main__":
+    sys.exit(work(json.loads(sys.argv[1])))
