@@ -155,7 +155,7 @@ def _update(
         if config.compression_loss == "attention" and not started:
             errors = _attention_errors(config, p, h, old, valid[:n_s], new, new_valid)
         elif config.compression_loss == "autoencoding" and not started:
-            errors = _autoencoding_errors(p["decoder"], rate, old, new, new_valid)
+            errors = _autoencoding_errors(p["decoder"], rate, old, valid[:n_s], new, new_valid)
     # Line 10: the first n_s of the n_m + n_s slots are gone, the last n_m remain.
     return RowMemory(line[n_s:], valid[n_s:], usage[n_s:], compressed, compressed_valid), errors
 
@@ -173,15 +173,21 @@ def _compress(
         for (kernel, bias), dilation in zip(p["stack"], (1, 2, 4), strict=True):
             old = _dilated(old, kernel, bias, dilation)
     reduce = {
-        "max": lambda group: group.max(axis=0),
-        "mean": lambda group: group.mean(axis=0),
-        "conv": lambda group: p["bias"] + sum(group[o] @ p["kernel"][o] for o in range(rate)),
-        "dilated": lambda group: p["bias"] + sum(group[o] @ p["kernel"][o] for o in range(rate)),
-        "gru": lambda group: _gru(p, group),
-        "attention": lambda group: _pool(config, p, group),
+        "max": lambda group, kept: group[kept].max(axis=0),
+        "mean": lambda group, kept: group[kept].mean(axis=0),
+        "conv": lambda group, kept: p["bias"] + sum(group[o] @ p["kernel"][o] for o in range(rate)),
+        "dilated": lambda group, kept: p["bias"] + sum(group[o] @ p["kernel"][o] for o in range(rate)),
+        "gru": lambda group, kept: _gru(p, group[kept]),
+        "attention": lambda group, kept: _pool(config, p, group, kept),
     }[kind]
-    groups = [slice(g * rate, (g + 1) * rate) for g in range(n_new)]
-    return np.stack([reduce(old[group]) for group in groups]), [all(valid[group]) for group in groups]
+    groups = [range(g * rate, (g + 1) * rate) for g in range(n_new)]
+    if config.spanning_slots == "hidden":
+        members = [list(range(rate)) for _ in groups]
+        seen = [all(valid[s] for s in group) for group in groups]
+    else:  # of the visible members alone; without any, of all: nobody sees it
+        members = [[o for o, s in enumerate(group) if valid[s]] or list(range(rate)) for group in groups]
+        seen = [any(valid[s] for s in group) for group in groups]
+    return np.stack([reduce(old[list(group)], kept) for group, kept in zip(groups, members, strict=True)]), seen
 
 
 def _dilated(x: Array, kernel: Array, bias: Array, dilation: int) -> Array:
@@ -206,12 +212,12 @@ def _gru(p: dict, group: Array) -> Array:
     return s @ p["W_out"] + p["b_out"]
 
 
-def _pool(config: Any, p: dict, group: Array) -> Array:
-    """A learned query per head attends to the members, with a learned score offset per head and member."""
-    keys, values, out = group @ p["Wk"], group @ p["Wv"], np.zeros(config.d_model)
+def _pool(config: Any, p: dict, group: Array, kept: list[int]) -> Array:
+    """A learned query per head attends to the kept members, with a learned score offset per head and member."""
+    keys, values, out = group[kept] @ p["Wk"], group[kept] @ p["Wv"], np.zeros(config.d_model)
     for k, block in enumerate(_blocks(config)):
         contents = [np.dot(p["query"][k], key[block]) / math.sqrt(len(key[block])) for key in keys]
-        scores = [content + p["offset"][k, o] for o, content in enumerate(contents)]
+        scores = [content + p["offset"][k, o] for o, content in zip(kept, contents, strict=True)]
         for weight, value in zip(_softmax(scores), values, strict=True):
             out[block] += weight * value[block]
     return out @ p["Wo"]
@@ -242,13 +248,15 @@ def _content_attention(config: Any, p: dict, h: Array, m: Array) -> Array:
     return out
 
 
-def _autoencoding_errors(p: dict, rate: int, old: Array, new: Array, new_valid: list[bool]) -> list[float]:
-    """L^ae = |old_mem - g(new_cm)|: squared differences over the members of groups with a valid new slot."""
+def _autoencoding_errors(
+    p: dict, rate: int, old: Array, old_valid: list[bool], new: Array, new_valid: list[bool]
+) -> list[float]:
+    """L^ae = |old_mem - g(new_cm)|: squared differences over the valid members of groups with a valid new slot."""
     d, errors = old.shape[1], []
     for g in range(len(new)):
         decoded = new[g] @ p["W"] + p["b"]
         for o in range(rate):
-            if new_valid[g]:
+            if new_valid[g] and old_valid[g * rate + o]:
                 errors += list((decoded[o * d : (o + 1) * d] - old[g * rate + o]) ** 2)
     return errors
 

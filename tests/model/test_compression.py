@@ -10,9 +10,9 @@ from compressive.model.compression import COMPRESSORS
 from compressive.model.memory import Evicted
 
 
-def make(kind, rate=3, d_model=8):
+def make(kind, rate=3, d_model=8, spanning="hidden"):
     torch.manual_seed(0)
-    config = tiny_config(compression=kind, d_model=d_model, window=12, compression_rate=1)
+    config = tiny_config(compression=kind, d_model=d_model, window=12, compression_rate=1, spanning_slots=spanning)
     return COMPRESSORS[kind](config, rate).double()
 
 
@@ -37,6 +37,22 @@ def test_a_group_with_an_invisible_member_is_invisible(kind):
     valid = torch.ones(1, 9, dtype=torch.bool)
     valid[0, :4] = False
     assert make(kind)(evicted(9, 1, valid))[1].tolist() == [[False, False, True]]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in COMPRESSIONS if kind != "most_used"])
+def test_a_partial_slot_is_made_of_its_visible_members(kind):
+    valid = torch.ones(1, 9, dtype=torch.bool)
+    valid[0, :4] = False
+    old, compressor = evicted(9, 1, valid), make(kind, spanning="partial")
+    new, seen = compressor(old)
+    assert seen.tolist() == [[False, True, True]]
+    assert new.isfinite().all()
+    changed = Evicted(old.slots.clone(), valid, None)
+    changed.slots[0, 4] += 1
+    assert not torch.equal(compressor(changed)[0][0, 1], new[0, 1])  # the visible member counts
+    want = {"max": old.slots[0, 4:6].amax(dim=0), "mean": old.slots[0, 4:6].mean(dim=0)}
+    if kind in want:
+        torch.testing.assert_close(new[0, 1], want[kind])
 
 
 @pytest.mark.parametrize("kind", COMPRESSIONS)

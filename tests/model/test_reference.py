@@ -37,6 +37,7 @@ def cases(draw, compression):
             compression_loss=draw(st.sampled_from(["attention", "autoencoding", "none"])),
             compressed_positions=draw(st.sampled_from(["shared", "separate"])),
             empty_memory=draw(st.sampled_from(["zeros", "masked"])),
+            spanning_slots=draw(st.sampled_from(["hidden", "partial"])),
             norm=draw(st.sampled_from(["post", "post", "pre"])),
         )
     batch = draw(st.integers(1, 2))

@@ -107,6 +107,34 @@ def test_a_start_inside_a_window_is_a_fresh_memory_with_empty_slots_masked(compr
         torch.testing.assert_close(got, torch.cat([out.logits for out in outs], dim=1), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("loss", ["attention", "autoencoding"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_partial_slots_keep_nothing_from_before_a_start_and_more_from_after(compression, loss):
+    sizes = dict(memory_size=4, compressed_size=3, compression_rate=4)
+    config = tiny_config(compression=compression, compression_loss=loss, spanning_slots="partial", **sizes)
+    model = build(config)
+    text, start = random_tokens(config, 1, 6 * 4), 6  # one group of the window's four spans it
+    starts = torch.zeros_like(text, dtype=torch.bool)
+    starts[0, start] = True
+    other = text.clone()
+    other[0, :start] = (other[0, :start] + 1) % config.vocab_size
+
+    def after(model, tokens):
+        outs = list(run_windows(model, windows_of(tokens, 4), model.initial_memory(1), windows_of(starts, 4)))
+        # The window with the start itself has no compression loss.
+        return torch.cat([out.logits for out in outs], dim=1)[:, start:], [out.compression_loss for out in outs[2:]]
+
+    got, losses = after(model, text)
+    again, same_losses = after(model, other)
+    torch.testing.assert_close(again, got, rtol=0, atol=1e-12)
+    torch.testing.assert_close(same_losses, losses)
+    hidden, _ = after(build(dataclasses.replace(config, spanning_slots="hidden")), text)
+    first_with_the_slot = 3 * 4 - start  # pushed out of recent memory by the window before
+    assert torch.equal(got[:, :first_with_the_slot], hidden[:, :first_with_the_slot])
+    spanned = compression != "most_used"  # which takes single slots
+    assert torch.isclose(got, hidden).all(dim=2)[:, first_with_the_slot:].all() == (not spanned)
+
+
 def test_starts_concern_their_own_row_only():
     config = tiny_config()
     model, tokens = build(config), random_tokens(config, 2, 16)

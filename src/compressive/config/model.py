@@ -13,6 +13,7 @@ Compression = Literal["max", "mean", "conv", "dilated", "most_used", "gru", "att
 CompressionLoss = Literal["attention", "autoencoding", "none"]
 CompressedPositions = Literal["shared", "separate"]
 EmptyMemory = Literal["zeros", "masked"]
+SpanningSlots = Literal["hidden", "partial"]
 Norm = Literal["post", "pre"]
 Head = Literal["softmax", "logistics"]
 
@@ -52,6 +53,8 @@ class ModelConfig:
     """Relative positions of compressed slots: shared with the other slots, or with a separate W_r and bias."""
     empty_memory: EmptyMemory = "zeros"
     """Empty slots: zeros take part in attention (Algorithm 1); masked do not."""
+    spanning_slots: SpanningSlots = "hidden"
+    """Compressed slots that span a document's or an episode's start: hidden, or partial, made of what came after it."""
     norm: Norm = "post"
     """Layer norm: post, after each residual sum (Algorithm 1), or pre, before each branch."""
     adaptive_cutoffs: tuple[int, ...] = ()

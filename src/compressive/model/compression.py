@@ -22,18 +22,24 @@ class Compressor(nn.Module):
     def __init__(self, config: ModelConfig, rate: int) -> None:
         super().__init__()
         self.rate = rate
+        self.partial = config.spanning_slots == "partial"
 
     def forward(self, old: Evicted) -> tuple[Tensor, Tensor]:
         """Return new slots (B, n // c, D) and whether each may be seen (B, n // c).
 
-        A slot made of any memory that may not be seen, such as one from before a new document's start, may not either.
+        Some members of a group may not be seen, such as those from before a new document's start. Then the slot is
+        hidden too or, with `spanning_slots="partial"`, made of the other members alone. Evicted slots that may not be
+        seen are zeros, so nothing of them is left in either case.
         """
         if old.slots.shape[1] < self.rate:
             return old.slots[:, :0], old.valid[:, :0]
-        return self.compress(old.slots), self.groups(old.valid).all(dim=2)
+        valid = self.groups(old.valid)
+        if self.partial:
+            return self.compress(old.slots, valid), valid.any(dim=2)
+        return self.compress(old.slots, None), valid.all(dim=2)
 
-    def compress(self, slots: Tensor) -> Tensor:
-        """Turn (B, n, D) into (B, n // c, D)."""
+    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:
+        """Turn (B, n, D) into (B, n // c, D); `valid` (B, n // c, c) says which members count, None that all do."""
         raise NotImplementedError
 
     def groups(self, x: Tensor) -> Tensor:
@@ -45,25 +51,33 @@ class Compressor(nn.Module):
 class MaxPooling(Compressor):
     """The largest value of each feature."""
 
-    def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
-        return self.groups(slots).amax(dim=2)
+    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:  # noqa: D102
+        groups = self.groups(slots)
+        if valid is None:
+            return groups.amax(dim=2)
+        largest = groups.masked_fill(~valid[..., None], -math.inf).amax(dim=2)
+        return largest.masked_fill(~valid.any(dim=2)[..., None], 0)
 
 
 class MeanPooling(Compressor):
     """The mean of each feature."""
 
-    def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
-        return self.groups(slots).mean(dim=2)
+    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:  # noqa: D102
+        groups = self.groups(slots)
+        return groups.mean(dim=2) if valid is None else groups.sum(dim=2) / valid.sum(dim=2, keepdim=True).clamp(min=1)
 
 
 class Convolution(Compressor):
-    """One-dimensional convolution with kernel and stride c, written as the matrix product that it is."""
+    """One-dimensional convolution with kernel and stride c, written as the matrix product that it is.
+
+    Members that do not count are zeros, as padding is.
+    """
 
     def __init__(self, config: ModelConfig, rate: int) -> None:
         super().__init__(config, rate)
         self.kernel = Linear(rate * config.d_model, config.d_model)
 
-    def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
+    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:  # noqa: D102
         new: Tensor = self.kernel(self.groups(slots).flatten(2))
         return new
 
@@ -80,11 +94,11 @@ class DilatedConvolution(Convolution):
             nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
         self.stack = nn.ModuleList(convolutions)
 
-    def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
+    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:  # noqa: D102
         x = slots.transpose(1, 2)
         for convolution in self.stack:
             x = F.relu(convolution(x))
-        return super().compress(x.transpose(1, 2))
+        return super().compress(x.transpose(1, 2), valid)
 
 
 class MostUsed(Compressor):
@@ -111,12 +125,13 @@ class RecurrentCompression(Compressor):
         # A GRU's state lies within (-1, 1), activations do not.
         self.output = nn.Linear(config.d_model, config.d_model)
 
-    def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
+    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:  # noqa: D102
         groups = self.groups(slots)
         members = groups.flatten(0, 1).unbind(dim=1)
         state = torch.zeros_like(members[0])
-        for member in members:
-            state = self.cell(member, state)
+        for i, member in enumerate(members):
+            after = self.cell(member, state)
+            state = after if valid is None else torch.where(valid[..., i].flatten()[:, None], after, state)
         return torch.unflatten(self.output(state), 0, groups.shape[:2])
 
 
@@ -131,10 +146,12 @@ class AttentionPooling(Compressor):
         self.key_value = nn.Linear(D, 2 * D, bias=False)
         self.output = nn.Linear(D, D, bias=False)
 
-    def compress(self, slots: Tensor) -> Tensor:  # noqa: D102
+    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:  # noqa: D102
         H, K = self.query.shape
         key, value = torch.unflatten(self.key_value(self.groups(slots)), -1, (2, H, K)).unbind(dim=-3)
         scores = torch.einsum("hk,bgchk->bghc", self.query, key) / math.sqrt(K) + self.offset
+        if valid is not None:  # a finite score, as a group without any member must stay finite
+            scores = scores.masked_fill(~valid[:, :, None], torch.finfo(scores.dtype).min)
         new: Tensor = self.output(torch.einsum("bghc,bgchk->bghk", scores.softmax(dim=-1), value).flatten(2))
         return new
 

@@ -4,7 +4,8 @@ Both are first-in, first-out. A window of T activations enters `recent` at its n
 slots out; what compression makes of these enters `compressed` at its new end and pushes its oldest out.
 
 Every slot has a flag that says whether it may be seen. A slot becomes invisible for good when a new document
-starts after it (`starts`), and a compressed slot is visible only if all that it was made of is.
+starts after it (`starts`). A compressed slot is visible only if all that it was made of is, or, with
+`spanning_slots="partial"`, if any of it is.
 """
 
 import dataclasses

@@ -50,7 +50,8 @@ class Decoder(nn.Module):
         restored = self.expand(new).unflatten(-1, (self.rate, -1)).flatten(1, 2)
         difference = restored - old.slots[:, : restored.shape[1]]
         per_slot = upcast(difference).square().mean(dim=-1)
-        return _mean_over(per_slot, (new_valid & counts[:, None]).repeat_interleave(self.rate, dim=1))
+        counted = (new_valid & counts[:, None]).repeat_interleave(self.rate, dim=1)
+        return _mean_over(per_slot, counted & old.valid[:, : counted.shape[1]])
 
 
 def _content_attention(query: Tensor, key_value: Tensor, valid: Tensor) -> Tensor:
