@@ -16,6 +16,7 @@ from compressive.config.train import Precision
 Core = Literal["compressive", "txl", "lstm", "none"]
 Optimiser = Literal["rmsprop", "adam"]
 RewardShape = Literal["scaled", "asymmetric"]
+Observation = Literal["image", "vector"]
 
 
 @documented
@@ -31,6 +32,8 @@ class TaskConfig:
     """Width of an observation, in pixels."""
     height: int = 72
     """Height of an observation, in pixels."""
+    observation: Observation = "image"
+    """What an agent sees: an image, or a vector of its position and of the objects in view, which needs no eyes."""
     objects: int = 36
     """Number of different objects, 2 to 36."""
     object_size: float = 60.0
@@ -61,7 +64,7 @@ class TaskConfig:
         """Whether scores may be compared with the published ones: the rooms with default rules, or the original."""
         if self.name.startswith("lab:"):
             return self.name.endswith("/rooms_select_nonmatching_object")
-        rules = ("name", "objects", "object_size", "seconds", "delays", "one_trial", "speed", "turn")
+        rules = ("name", "observation", "objects", "object_size", "seconds", "delays", "one_trial", "speed", "turn")
         return all(getattr(self, name) == getattr(TaskConfig, name) for name in rules)
 
     @property
@@ -83,10 +86,12 @@ class AgentConfig:
     """Residual blocks in each section."""
     features: int = 256
     """Features of an observation that the memory core reads."""
+    outcome_steps: int = 0
+    """Ours: a head foretells the outcome of a choice in so many steps before it, trained as an auxiliary task; 0: none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channels", tuple(self.channels))
-        check_values(self)
+        check_values(self, zero_allowed=("outcome_steps",))
         if not self.channels or any(not isinstance(count, int) or count < 1 for count in self.channels):
             raise ValueError(f"channels={self.channels}: expected one or more integers of at least 1")
 
@@ -105,7 +110,9 @@ class LearnConfig:
     optimiser: Optimiser = "rmsprop"
     """RMSProp as in IMPALA, or Adam."""
     learning_rate: float = 1.5e-5
-    """Learning rate, constant."""
+    """Learning rate at the start."""
+    final_learning_rate: float | None = None
+    """Learning rate at the last step, reached linearly; constant if not given, as in the paper."""
     epsilon: float = 3e-5
     """Epsilon of the optimiser. IMPALA's 0.1 is for sums over 32 rollouts of 100 steps; our losses are means."""
     clip: float = 1.0
@@ -115,7 +122,13 @@ class LearnConfig:
     baseline_cost: float = 0.5
     """Weight of the value loss."""
     entropy_cost: float = 2e-3
-    """Weight of the policy's entropy."""
+    """Weight of the policy's entropy at the start."""
+    final_entropy_cost: float | None = None
+    """Weight of the entropy at the last step, reached linearly; constant if not given, as in the paper."""
+    outcome_cost: float = 1.0
+    """Weight of the loss of agent.outcome_steps' head."""
+    stagger: bool = False
+    """Begin the first episodes at random times within them, so that environments do not end theirs together."""
     reward: RewardShape = "scaled"
     """Reward shaping: scaled by reward_scale, or IMPALA's asymmetric squashing."""
     reward_scale: float = 0.1
@@ -141,6 +154,10 @@ class LearnConfig:
 
     def __post_init__(self) -> None:
         check_values(self, zero_allowed=("minutes", "actors", "seed", "entropy_cost"))
+        for name, least in (("final_learning_rate", "above 0"), ("final_entropy_cost", "of at least 0")):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 or (value == 0 and "least" in least)):
+                raise ValueError(f"{name}={value}: expected a number {least}, or none for a constant")
         if self.discount >= 1:
             raise ValueError(f"discount={self.discount}: expected a number below 1")
 

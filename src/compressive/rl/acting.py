@@ -53,6 +53,8 @@ class Actor:
         self.autocast = autocast(device, options.precision)
         self.inputs = torch.compile(agent.inputs, fullgraph=True) if options.compile else agent.inputs
         first = task.reset()
+        if options.stagger:
+            task.stagger()
         self.observation = first.new_zeros(B, T + 1, *first.shape[1:])
         self.action = torch.zeros(B, T + 1, dtype=torch.long, device=device)
         self.reward = torch.zeros(B, T + 1, device=device)

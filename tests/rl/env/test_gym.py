@@ -35,6 +35,69 @@ def test_one_environment_is_made_by_its_id_and_runs_episodes():
         if ended or cut:
             break
     assert steps == 30
+    with pytest.raises(gymnasium.error.ResetNeeded, match="call reset"):
+        env.step(8)
+
+
+def test_the_last_observation_of_an_episode_is_its_own():
+    env = gymnasium.make("compressive/Rooms-v0", render_mode="rgb_array", **SMALL, seconds=1.0)
+    first, _ = env.reset(seed=1)
+    for _ in range(15):
+        seen, _, ended, _, _ = env.step(4)  # turns left, so nothing looks as at the start
+    assert ended
+    assert not np.array_equal(seen, first)
+    assert np.array_equal(env.render(), seen)
+    longer = gymnasium.make("compressive/Rooms-v0", **SMALL, seconds=2.0)
+    longer.reset(seed=1)
+    for _ in range(15):
+        same, *_ = longer.step(4)
+    assert np.array_equal(seen, same)
+
+
+def test_the_vector_environment_gives_the_last_observations_as_gymnasium_s_own_does():
+    options = {"num_envs": 3, "seconds": 1.0, "delays": (0, 10)} | SMALL
+    ours = gymnasium.make_vec("compressive/Rooms-v0", **options)
+    ours.reset(seed=4)
+    theirs = gymnasium.make_vec(
+        "compressive/Rooms-v0", vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"}, **options
+    )
+    theirs.reset(seed=4)
+    layouts = []
+    for envs in (ours, theirs):
+        for _ in range(60):
+            _, _, ended, _, info = envs.step(np.full(3, 4))
+            assert ("final_obs" in info) == bool(ended.any())
+            if ended.any():
+                break
+        layouts.append({name: (value.dtype, value.shape) for name, value in info.items() if name != "final_info"})
+        assert info["_final_obs"].tolist() == info["_final_info"].tolist() == ended.tolist()
+        assert set(info["final_info"]) == {"right", "wrong", "_right", "_wrong"}
+        for env, end in enumerate(ended):
+            assert (info["final_obs"][env] is not None) == end
+            if end:
+                assert envs.single_observation_space.contains(info["final_obs"][env])
+    shared = ("final_obs", "_final_obs", "_final_info")
+    assert [layouts[0][name] for name in shared] == [layouts[1][name] for name in shared]
+
+
+@pytest.mark.parametrize("action", [9, -1, 1.5])
+def test_an_action_out_of_range_is_an_error(action):
+    env = gymnasium.make("compressive/Rooms-v0", **SMALL).unwrapped
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="expected 1 whole numbers from 0 to 8"):
+        env.step(action)
+    envs = gymnasium.make_vec("compressive/Rooms-v0", num_envs=2, **SMALL)
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match="expected 2 whole numbers from 0 to 8"):
+        envs.step(np.array([0, action]))
+
+
+def test_perfect_eyes_are_a_vector_and_still_render():
+    env = gymnasium.make("compressive/Rooms-v0", render_mode="rgb_array", observation="vector", objects=4, **SMALL)
+    seen, _ = env.reset(seed=1)
+    assert env.observation_space.contains(seen)
+    assert seen.shape == (7 + 2 * 4,)
+    assert env.render().shape == (12, 16, 3)
 
 
 def test_many_environments_are_made_by_their_id_as_one_tensor_program():

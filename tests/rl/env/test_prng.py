@@ -33,4 +33,11 @@ def test_numbers_of_an_environment_do_not_depend_on_the_batch():
 
 def test_they_never_change():
     """A resumed run continues with the same numbers."""
-    assert prng.bits(prng.keys(0, 2), 7).tolist() == [71515014, 3786843741]
+    assert prng.bits(prng.keys(0, 2), 7).tolist() == [3547379887, 1598972509]
+
+
+def test_streams_of_different_keys_do_not_overlap():
+    """Were streams stretches of one sequence, some of so many would be a few numbers apart, and share pairs."""
+    streams = prng.bits(prng.keys(0, 2**17)[:, None], torch.arange(8))
+    pairs = streams[:, :-1] << 32 | streams[:, 1:]  # consecutive numbers, as one
+    assert len(pairs.unique()) == pairs.numel()

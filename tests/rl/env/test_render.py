@@ -27,7 +27,8 @@ def test_observations_are_images_of_the_configured_size():
 
 def test_turning_moves_the_image():
     task = Rooms(TaskConfig(envs=1))
-    before = task.reset()
+    place(task, example_left=True, match=0)
+    before = task.observe(task.state)
     after = task.step(actions(LEFT)).observation
     # Looking left by 8.4 degrees shifts what is ahead to the right, by about 48·tan(8.4°) = 7 columns.
     shifts = [

@@ -52,6 +52,9 @@ class GymnasiumTask:
         no = torch.zeros_like(done)
         return Transition(self._tensor(observation), torch.from_numpy(reward).float().to(self.device), done, no, no)
 
+    def stagger(self) -> None:
+        """Do nothing: Gymnasium cannot begin in the middle of an episode."""
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return nothing: Gymnasium cannot save a state, so a resumed run starts new episodes."""
         return {}

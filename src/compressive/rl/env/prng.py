@@ -16,8 +16,13 @@ def keys(seed: int, n_envs: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 def bits(key: Tensor, counter: Tensor | int) -> Tensor:
-    """Return 32 random bits for each key and counter, as int64; the two broadcast."""
-    return _mix(_mix(_mix(key & _MASK) + counter & _MASK) + 0x3C6EF372 & _MASK)
+    """Return 32 random bits for each key and counter, as int64; the two broadcast.
+
+    The counter is hashed before the key is added: otherwise the streams of all keys would be stretches of one sequence,
+    and some of them would overlap.
+    """
+    at = torch.as_tensor(counter, device=key.device) & _MASK
+    return _mix(_mix(_mix(at) + key & _MASK) + _mix(key & _MASK) & _MASK)
 
 
 def randint(key: Tensor, counter: Tensor | int, high: int) -> Tensor:

@@ -14,9 +14,11 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from compressive.config.agent import TaskConfig
 from compressive.model.records import TensorRecord
@@ -36,6 +38,8 @@ FIRST, CORRIDOR, SECOND = 0, 1, 2
 """Values of RoomsState.room."""
 _NUMBERS_PER_STEP = 8
 """Counter values of the random number generator that are reserved for each step."""
+_PLACE, _SCALE = 7, 256.0
+"""Numbers of a vector before the objects: place and direction, and the room; and the unit of the place."""
 
 
 def human_normalised(score: float) -> float:
@@ -63,6 +67,16 @@ class RoomsState(TensorRecord):
     clock: Tensor  # steps since the task was reset
 
 
+class Acted(NamedTuple):
+    """What one step did, before ended episodes begin anew."""
+
+    state: RoomsState
+    reward: Tensor  # (B,)
+    done: Tensor  # (B,) bool
+    right: Tensor  # (B,) bool
+    wrong: Tensor  # (B,) bool
+
+
 class Rooms:
     """B copies of the task on one device. `compile` compiles `advance` as one graph."""
 
@@ -72,7 +86,11 @@ class Rooms:
         self, config: TaskConfig, seed: int = 0, device: torch.device | str = "cpu", compile: bool = False
     ) -> None:
         self.config, self.n_envs = config, config.envs
-        self.observation_shape: tuple[int, ...] = (config.height, config.width, 3)
+        self.observation_shape: tuple[int, ...]
+        if config.observation == "vector":
+            self.observation_shape = (_PLACE + 2 * config.objects,)
+        else:
+            self.observation_shape = (config.height, config.width, 3)
         self.renderer = Renderer(config.width, config.height, config.object_size, device)
         self.delays = torch.tensor(config.delays, device=device)
         self.places = torch.tensor([layout.EXAMPLES, layout.CHOICES], device=device)  # (rooms, sides, 2)
@@ -86,7 +104,7 @@ class Rooms:
     def reset(self, seed: int | None = None) -> Tensor:
         """Start a new episode in every environment, with new keys if a seed is given.
 
-        Returns the observations, (B, H, W, 3) uint8.
+        Returns the observations, (B, *observation_shape).
         """
         key = self.state.key if seed is None else prng.keys(seed, self.n_envs, self.state.key.device)
         self.state = self.first_state(key)
@@ -96,6 +114,16 @@ class Rooms:
         """Take one action per environment, (B,) int64, the index of one of ACTIONS."""
         self.state, transition = self._advance(self.state, action)
         return transition
+
+    def final_state(self, before: RoomsState, action: Tensor) -> RoomsState:
+        """Return where a step from `before` led, without the restart of what it ended: an episode's last state."""
+        return self._act(before, action).state
+
+    def stagger(self) -> None:
+        """Set every environment to a random time of its episode, as if it had stood still until then."""
+        state = self.state
+        elapsed = (prng.uniform(state.key, state.clock * _NUMBERS_PER_STEP + 5) * state.limit).long()
+        self.state = dataclasses.replace(state, time=elapsed)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything needed to continue."""
@@ -115,6 +143,10 @@ class Rooms:
 
     def advance(self, state: RoomsState, action: Tensor) -> tuple[RoomsState, Transition]:
         """Take one step in every environment. A pure function of the state and the actions, (B,) int64."""
+        return self._restart(self._act(state, action))
+
+    def _act(self, state: RoomsState, action: Tensor) -> Acted:
+        """Take one step in every environment, up to where episodes and trials end."""
         state = dataclasses.replace(state, clock=state.clock + 1, time=state.time + 1)
         state = self._move(state, action)
         x, y = state.x, state.y
@@ -146,29 +178,46 @@ class Rooms:
             y=torch.where(moved, layout.ARRIVAL[1], y),
             angle=torch.where(moved, 0.0, state.angle),
         )
-        chosen = right | wrong
         done = state.time >= state.limit
         if self.config.ends_with_choice:
-            done = done | chosen
-        state = self._begin(state, chosen | done, done)
+            done = done | right | wrong
+        return Acted(state, reward, done, right, wrong)
+
+    def _restart(self, acted: Acted) -> tuple[RoomsState, Transition]:
+        """Begin new trials and episodes where the last ones ended."""
+        state, reward, done, right, wrong = acted
+        state = self._begin(state, right | wrong | done, done)
         return state, Transition(self.observe(state), reward, done, right, wrong)
 
     def observe(self, state: RoomsState) -> Tensor:
-        """Render the observation of every environment, (B, H, W, 3) uint8."""
+        """Return the observation of every environment: (B, H, W, 3) uint8, or (B, n) float32 with vectors."""
+        return self._vector(state) if self.config.observation == "vector" else self.render(state)
+
+    def render(self, state: RoomsState) -> Tensor:
+        """Render the view of every environment, (B, H, W, 3) uint8."""
+        return self.renderer(state.x, state.y, state.angle, *self._objects(state), state.room == CORRIDOR)
+
+    def _objects(self, state: RoomsState) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the objects left and right (B, 2), their places (B, 2, 2) and whether they are there (B, 2)."""
         in_second = state.room == SECOND
         left = torch.where(in_second & ~state.match_left, state.other, state.match)
         right = torch.where(in_second & state.match_left, state.other, state.match)
         shown_left = in_second | ((state.room == FIRST) & state.example_left)
         shown_right = in_second | ((state.room == FIRST) & ~state.example_left)
-        return self.renderer(
-            state.x,
-            state.y,
-            state.angle,
-            torch.stack([left, right], dim=1),
-            self.places[in_second.long()],
-            torch.stack([shown_left, shown_right], dim=1),
-            state.room == CORRIDOR,
-        )
+        shown = torch.stack([shown_left, shown_right], dim=1)
+        return torch.stack([left, right], dim=1), self.places[in_second.long()], shown
+
+    def _vector(self, state: RoomsState) -> Tensor:
+        """Return position, direction, room and, for both sides, the object in the image's field of view, one-hot."""
+        kinds, places, shown = self._objects(state)
+        cos, sin = state.angle.cos(), state.angle.sin()
+        to_x, to_y = (places - torch.stack([state.x, state.y], dim=1)[:, None]).unbind(dim=2)  # (B, 2)
+        ahead, aside = to_x * cos[:, None] + to_y * sin[:, None], to_x * sin[:, None] - to_y * cos[:, None]
+        seen = shown & (ahead > 0) & (aside.abs() < ahead)  # 45° to either side
+        objects = F.one_hot(kinds, self.config.objects) * seen[..., None]
+        place = torch.stack([state.x / _SCALE, state.y / _SCALE, cos, sin], dim=1)
+        rooms = F.one_hot(state.room, 3)
+        return torch.cat([place, rooms.float(), objects.flatten(1).float()], dim=1)
 
     def _begin(self, state: RoomsState, trial: Tensor, episode: Tensor) -> RoomsState:
         """Start a new trial where `trial` (B,) is True, and a new episode where `episode` (B,) is True."""

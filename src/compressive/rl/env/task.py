@@ -32,6 +32,9 @@ class Task(Protocol):
     def step(self, action: Tensor) -> Transition:
         """Take one action per environment, (B,) int64."""
 
+    def stagger(self) -> None:
+        """Set every environment to a random time of its episode, where the task can."""
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything needed to continue; empty if the task cannot be saved."""
 
