@@ -29,11 +29,13 @@ class GatedPooling(Compressor):
         super().__init__(config, rate)
         self.gate = nn.Linear(config.d_model, config.d_model)
 
-    def compress(self, slots: Tensor) -> Tensor:
-        """Turn (B, n, D) into (B, n // rate, D)."""
+    def compress(self, slots: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Turn (B, n, D) into (B, n // rate, D); `valid` (B, n // rate, rate) is for spanning_slots="partial"."""
         members = self.groups(slots)  # (B, n // rate, rate, D)
-        weights: Tensor = self.gate(members).softmax(dim=2)
-        return (weights * members).sum(dim=2)
+        scores: Tensor = self.gate(members)
+        if valid is not None:
+            scores = scores.masked_fill(~valid[..., None], -1e9)
+        return (scores.softmax(dim=2) * members).sum(dim=2)
 
 
 COMPRESSORS["gated"] = GatedPooling

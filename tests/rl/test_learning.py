@@ -8,7 +8,7 @@ import torch
 from rl_helpers import CPU, build, tiny_agent_run
 from torch.nn import functional as F
 
-from compressive.rl.learning import Learner, UpdateStats, mean_stats, shaped
+from compressive.rl.learning import Learner, UpdateStats, between, correlation, foretelling_loss, mean_stats, shaped
 from compressive.rl.vtrace import vtrace
 
 
@@ -89,7 +89,7 @@ def test_it_learns_which_action_pays(core):
     run = tiny_agent_run(agent={"core": core}, train={"optimiser": "adam", "learning_rate": 1e-2, "reward_scale": 1.0})
     _, agent, actor = build(run)
     learner = Learner(agent, run.train, CPU)
-    for _ in range(25):
+    for _ in range(40):
         rollout = actor.rollout()
         learner.update(dataclasses.replace(rollout, reward=(rollout.action == 3).float()))
     assert (actor.rollout().action[:, 1:] == 3).float().mean() > 0.6
@@ -97,8 +97,59 @@ def test_it_learns_which_action_pays(core):
 
 def test_statistics_of_updates_are_averaged_and_finite_if_all_are():
     first, second = (
-        UpdateStats(*torch.arange(9.0).add(shift).unbind())._replace(finite=torch.ones(())) for shift in (0, 2)
+        UpdateStats(*torch.arange(11.0).add(shift).unbind())._replace(finite=torch.ones(())) for shift in (0, 2)
     )
     found = mean_stats([first, second])
-    assert [value.item() for value in found] == [1, 2, 3, 4, 5, 6, 7, 8, 1]
+    assert [value.item() for value in found] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1]
     assert mean_stats([first, second._replace(finite=torch.zeros(()))]).finite == 0
+
+
+def test_rates_change_linearly_with_progress():
+    assert between(0.03, None, 0.7) == 0.03
+    assert [between(0.03, 0.01, at) for at in (0.0, 0.5, 1.0, 2.0)] == pytest.approx([0.03, 0.02, 0.01, 0.01])
+    run = tiny_agent_run(
+        train={"optimiser": "adam", "learning_rate": 1e-2, "final_learning_rate": 1e-9, "final_entropy_cost": 0.0}
+    )
+    _, agent, actor = build(run)
+    learner, rollout = Learner(agent, run.train, CPU), actor.rollout()
+    before = [p.detach().clone() for p in agent.parameters()]
+    late = learner.update(rollout, progress=1.0)
+    assert max((p - q).abs().max() for p, q in zip(agent.parameters(), before, strict=True)) < 1e-7
+    assert late.loss.item() == pytest.approx((late.policy_loss + 0.5 * late.baseline_loss).item(), rel=1e-5)
+
+
+def test_a_choice_is_foretold_in_the_steps_before_it_and_in_its_episode_alone():
+    """Two rows of five steps: a wrong choice by action 3; a right one by action 4, after an episode's start."""
+    choice = torch.tensor([[0, 0, 0, 0, -1, 0], [0, 0, 0, 0, 0, 1]])
+    start = torch.tensor([[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0]]).bool()
+    logits = torch.linspace(-2, 3, 10).view(2, 5).requires_grad_()
+    loss = foretelling_loss(logits, choice, start, steps=3)
+    counted = [(0, 1, 0.0), (0, 2, 0.0), (0, 3, 0.0), (1, 3, 1.0), (1, 4, 1.0)]
+    want = torch.stack([F.binary_cross_entropy_with_logits(logits[b, t], torch.tensor(y)) for b, t, y in counted])
+    assert loss.item() == pytest.approx(want.mean().item(), rel=1e-6)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert gradient.nonzero().tolist() == [[b, t] for b, t, _ in counted]
+    assert foretelling_loss(logits, choice * 0, start, steps=3) == 0
+
+
+def test_the_head_that_foretells_learns_and_is_absent_by_default():
+    run = tiny_agent_run(agent={"outcome_steps": 4}, train={"optimiser": "adam", "learning_rate": 1e-2})
+    _, agent, actor = build(run)
+    learner, rollout = Learner(agent, run.train, CPU), actor.rollout()
+    choice = torch.zeros_like(rollout.choice)
+    choice[:, 8] = torch.tensor([1, 1, 1, 1, 1, -1], dtype=torch.int8)
+    rollout = dataclasses.replace(rollout, choice=choice)
+    losses = [learner.update(rollout).outcome_loss.item() for _ in range(20)]
+    assert losses[-1] < 0.8 * losses[0]
+    _, plain, _ = build(tiny_agent_run())
+    assert not [name for name in plain.state_dict() if "outcome" in name]
+
+
+def test_foresight_is_the_correlation_of_values_with_outcomes():
+    values, choice = torch.randn(4, 9, generator=torch.Generator().manual_seed(0)), torch.zeros(4, 9)
+    choice[0, 3], choice[2, 5], choice[3, 1] = 1, -1, 1
+    made = choice != 0
+    want = torch.corrcoef(torch.stack([values[made], choice[made]]))[0, 1]
+    torch.testing.assert_close(correlation(values, choice), want)
+    assert correlation(values, choice.abs()) == 0
+    assert correlation(values, choice * 0) == 0

@@ -38,7 +38,7 @@ def test_policies_that_ignore_observations_get_small_ones():
     assert isinstance(policy, RandomPolicy)
     assert task.observation_shape == (3, 4, 3)
     assert comparable
-    task = load_policy("random", 4, 0, CPU, full_size=True).task
+    task = load_policy("random", 4, 0, CPU, watched=True).task
     assert task.observation_shape == (72, 96, 3)
 
 

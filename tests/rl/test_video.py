@@ -12,7 +12,7 @@ from compressive.rl.video import watch, write
 
 
 def test_an_episode_is_rendered_with_its_map(tmp_path):
-    task, policy, about, comparable = load_policy("oracle", 1, 0, CPU, delays=(5,), full_size=True)
+    task, policy, about, comparable = load_policy("oracle", 1, 0, CPU, delays=(5,), watched=True)
     frames, total = watch(task, policy, seed=3)
     assert (about, total, comparable) == ("oracle", 11, False)  # a delay is not in the original
     assert len({frame.shape for frame in frames}) == 1
@@ -29,7 +29,17 @@ def test_an_episode_is_rendered_with_its_map(tmp_path):
         assert np.array_equal(np.array(image), frames[2])
 
 
-def test_tasks_without_images_cannot_be_watched():
+def test_any_environment_that_renders_can_be_watched():
+    name = "compressive.rl.gym:compressive/Rooms-v0"
+    task = build_task(TaskConfig(name, envs=1), 0, CPU, render=True)
+    frames, _ = watch(task, RandomPolicy(task, 0))
+    assert len(frames) == 180
+    eyes = build_task(TaskConfig(observation="vector", envs=1, seconds=1.0), 0, CPU)
+    frames, _ = watch(eyes, RandomPolicy(eyes, 0))
+    assert frames[0].shape[1] > 96 * 4  # the rendered view and the map
+
+
+def test_tasks_that_render_nothing_cannot_be_watched():
     task = build_task(TaskConfig("CartPole-v1", envs=1), 0, CPU)
-    with pytest.raises(ValueError, match="expected images; only those can be watched"):
+    with pytest.raises(ValueError, match="only images can be watched"):
         watch(task, RandomPolicy(task, 0))

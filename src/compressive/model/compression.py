@@ -36,9 +36,9 @@ class Compressor(nn.Module):
         valid = self.groups(old.valid)
         if self.partial:
             return self.compress(old.slots, valid), valid.any(dim=2)
-        return self.compress(old.slots, None), valid.all(dim=2)
+        return self.compress(old.slots), valid.all(dim=2)
 
-    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:
+    def compress(self, slots: Tensor, valid: Tensor | None = None) -> Tensor:
         """Turn (B, n, D) into (B, n // c, D); `valid` (B, n // c, c) says which members count, None that all do."""
         raise NotImplementedError
 
@@ -51,7 +51,7 @@ class Compressor(nn.Module):
 class MaxPooling(Compressor):
     """The largest value of each feature."""
 
-    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:  # noqa: D102
+    def compress(self, slots: Tensor, valid: Tensor | None = None) -> Tensor:  # noqa: D102
         groups = self.groups(slots)
         if valid is None:
             return groups.amax(dim=2)
@@ -62,7 +62,7 @@ class MaxPooling(Compressor):
 class MeanPooling(Compressor):
     """The mean of each feature."""
 
-    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:  # noqa: D102
+    def compress(self, slots: Tensor, valid: Tensor | None = None) -> Tensor:  # noqa: D102
         groups = self.groups(slots)
         return groups.mean(dim=2) if valid is None else groups.sum(dim=2) / valid.sum(dim=2, keepdim=True).clamp(min=1)
 
@@ -77,7 +77,7 @@ class Convolution(Compressor):
         super().__init__(config, rate)
         self.kernel = Linear(rate * config.d_model, config.d_model)
 
-    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:  # noqa: D102
+    def compress(self, slots: Tensor, valid: Tensor | None = None) -> Tensor:  # noqa: D102
         new: Tensor = self.kernel(self.groups(slots).flatten(2))
         return new
 
@@ -94,7 +94,7 @@ class DilatedConvolution(Convolution):
             nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
         self.stack = nn.ModuleList(convolutions)
 
-    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:  # noqa: D102
+    def compress(self, slots: Tensor, valid: Tensor | None = None) -> Tensor:  # noqa: D102
         x = slots.transpose(1, 2)
         for convolution in self.stack:
             x = F.relu(convolution(x))
@@ -125,7 +125,7 @@ class RecurrentCompression(Compressor):
         # A GRU's state lies within (-1, 1), activations do not.
         self.output = nn.Linear(config.d_model, config.d_model)
 
-    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:  # noqa: D102
+    def compress(self, slots: Tensor, valid: Tensor | None = None) -> Tensor:  # noqa: D102
         groups = self.groups(slots)
         members = groups.flatten(0, 1).unbind(dim=1)
         state = torch.zeros_like(members[0])
@@ -146,7 +146,7 @@ class AttentionPooling(Compressor):
         self.key_value = nn.Linear(D, 2 * D, bias=False)
         self.output = nn.Linear(D, D, bias=False)
 
-    def compress(self, slots: Tensor, valid: Tensor | None) -> Tensor:  # noqa: D102
+    def compress(self, slots: Tensor, valid: Tensor | None = None) -> Tensor:  # noqa: D102
         H, K = self.query.shape
         key, value = torch.unflatten(self.key_value(self.groups(slots)), -1, (2, H, K)).unbind(dim=-3)
         scores = torch.einsum("hk,bgchk->bghc", self.query, key) / math.sqrt(K) + self.offset

@@ -34,6 +34,7 @@ class Rollout(TensorRecord):
     action: Tensor  # (B, T + 1): the action before the observation; so the rollout's own actions are 1 to T
     reward: Tensor  # (B, T + 1): the reward of that action
     start: Tensor  # (B, T + 1), bool: the first observation of an episode
+    choice: Tensor  # (B, T + 1), int8: 1 if that action chose the right object, -1 if the wrong one, 0 if none
     logits: Tensor  # (B, T, A): of the policy that acted
     state: Any  # the core's state at the start of the rollout
     counts: Tensor = field(metadata=SHARED)  # (4,), float32: the values of `outcomes`
@@ -59,6 +60,7 @@ class Actor:
         self.action = torch.zeros(B, T + 1, dtype=torch.long, device=device)
         self.reward = torch.zeros(B, T + 1, device=device)
         self.start = torch.zeros(B, T + 1, dtype=torch.bool, device=device)
+        self.choice = torch.zeros(B, T + 1, dtype=torch.int8, device=device)
         self.logits = torch.zeros(B, T, A, device=device)
         self.observation[:, T], self.start[:, T] = first, True
         self.returns = torch.zeros(B, device=device)
@@ -71,7 +73,7 @@ class Actor:
     def rollout(self) -> Rollout:
         """Act for one window. The next rollout overwrites the same buffers, so learn from this one first."""
         T = self.agent.window
-        for buffer in (self.observation, self.action, self.reward, self.start):
+        for buffer in (self.observation, self.action, self.reward, self.start, self.choice):
             buffer[:, 0] = buffer[:, T]
         state, counts = self.state, self.reward.new_zeros(len(Outcomes._fields))
         with self.autocast:
@@ -88,9 +90,10 @@ class Actor:
                 self.action[:, t + 1] = action
                 self.reward[:, t + 1] = transition.reward
                 self.start[:, t + 1] = transition.done
+                self.choice[:, t + 1] = transition.right.to(torch.int8) - transition.wrong.to(torch.int8)
                 counts = counts + self._count(transition)
         self.state = self.agent.core.end(acting)
-        return Rollout(self.observation, self.action, self.reward, self.start, self.logits, state, counts)
+        return Rollout(self.observation, self.action, self.reward, self.start, self.choice, self.logits, state, counts)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return everything needed to continue, as the parts of a checkpoint."""

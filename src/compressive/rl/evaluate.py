@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from compressive.config.checks import require
-from compressive.rl.env.rooms import HUMAN, RANDOM, human_normalised
+from compressive.rl.env.rooms import HUMAN, RANDOM, Rooms, human_normalised
 from compressive.rl.env.task import Task
 from compressive.rl.policies import Policy
 
@@ -25,6 +25,8 @@ class Evaluation:
     wrong: int
     comparable: bool = False
     """Whether the returns may be compared with the published ones."""
+    by_side: dict[str, tuple[int, int]] | None = None
+    """Right and wrong choices by where the first room showed the object, left or right; None in other tasks."""
 
     @property
     def mean(self) -> float:
@@ -68,6 +70,8 @@ class Evaluation:
             "choices": self.choices,
             "choice_accuracy": accuracy and accuracy[0],
             "choice_accuracy_interval": accuracy and accuracy[1:],
+            "choices_by_side": self.by_side
+            and {side: {"right": right, "wrong": wrong} for side, (right, wrong) in self.by_side.items()},
             "published": {"human": HUMAN, "random": RANDOM} if self.comparable else None,
         }
 
@@ -94,15 +98,19 @@ def evaluate(
     reward, start = torch.zeros(task.n_envs, device=device), torch.ones_like(action, dtype=torch.bool)
     returns, finished = torch.zeros_like(reward), torch.zeros_like(action)
     ended: list[float] = []
-    right = wrong = torch.zeros((), dtype=torch.long, device=device)
+    right = wrong = torch.zeros(2, dtype=torch.long, device=device)  # where the object was shown: left, right
+    rooms = task if isinstance(task, Rooms) else None
     while bool((counting := finished < rounds).any()):
         action = policy.act(observation, action, reward, start)
+        left = torch.zeros_like(start) if rooms is None else rooms.state.example_left
+        sides = torch.stack([left, ~left]) & counting
         transition = task.step(action)
         observation, reward, start = transition.observation, transition.reward, transition.done
         returns = returns + reward
-        right, wrong = right + (transition.right & counting).sum(), wrong + (transition.wrong & counting).sum()
+        right, wrong = right + (transition.right & sides).sum(dim=1), wrong + (transition.wrong & sides).sum(dim=1)
         ended += returns[start & counting].tolist()
         returns, finished = returns * ~start, finished + start
         if progress is not None:
             progress(len(ended), rounds * task.n_envs)
-    return Evaluation(ended, int(right), int(wrong), comparable)
+    by_side = {side: (int(right[i]), int(wrong[i])) for i, side in enumerate(("left", "right"))}
+    return Evaluation(ended, int(right.sum()), int(wrong.sum()), comparable, None if rooms is None else by_side)

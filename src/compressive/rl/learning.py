@@ -24,10 +24,12 @@ class UpdateStats(NamedTuple, Generic[Value]):
     policy_loss: Value
     baseline_loss: Value
     entropy: Value
+    outcome_loss: Value  # of the head that foretells choices; 0 without it
     compression_loss: Value
     ratio: Value  # mean importance ratio, target over behaviour policy; 1 on policy
     gradient_norm: Value  # before clipping, of all parameters but the compressors'
     compressor_gradient_norm: Value
+    foresight: Value  # correlation of the value before a choice with its outcome; 0 where there are no two kinds of it
     finite: Value  # 1 if losses and norms were finite; if 0, no weight was changed
 
 
@@ -46,6 +48,37 @@ def shaped(reward: Tensor, shape: RewardShape, scale: float) -> Tensor:
     return 5 * torch.where(reward < 0, 0.3 * squashed, squashed)
 
 
+def between(first: float, last: float | None, progress: float) -> float:
+    """Return the value at `progress`, from 0 to 1, of one that goes linearly from `first` to `last`; None: constant."""
+    return first if last is None else first + (last - first) * min(1.0, progress)
+
+
+def foretelling_loss(logits: Tensor, choice: Tensor, start: Tensor, steps: int) -> Tensor:
+    """Return the cross-entropy of foretelling a choice's outcome in the last `steps` steps before it, ().
+
+    logits (B, T) that it will be right; choice (B, T + 1), 1, -1 or 0, and start (B, T + 1) as in a Rollout. Steps
+    without a choice in the rollout so soon after them, within the same episode, do not count.
+    """
+    T = logits.shape[1]
+    outcome, waiting = torch.zeros_like(logits), torch.ones_like(logits, dtype=torch.bool)
+    for ahead in range(1, steps + 1):  # the choice that action t + ahead - 1 made
+        made, began = (F.pad(x[:, ahead:], (0, T + 1 - x[:, ahead:].shape[1]))[:, :T] for x in (choice, start))
+        outcome = torch.where(waiting & (made != 0), made.float(), outcome)
+        waiting = waiting & (made == 0) & ~began
+    counts = outcome != 0
+    losses = F.binary_cross_entropy_with_logits(logits, (outcome > 0).float(), reduction="none")
+    return (losses * counts).sum() / counts.sum().clamp(min=1)
+
+
+def correlation(values: Tensor, choice: Tensor) -> Tensor:
+    """Return the correlation of values (B, T) with the outcomes of choices (B, T), 1 or -1, where one was made, ()."""
+    made = (choice != 0).float()
+    count = made.sum().clamp(min=1)
+    x, y = (part - (part * made).sum() / count for part in (values.detach(), choice.float()))
+    covariance, spread = (x * y * made).sum(), ((x * x * made).sum() * (y * y * made).sum()).sqrt()
+    return torch.where(spread > 0, covariance / spread.clamp(min=1e-12), 0.0)
+
+
 class Learner:
     """The agent's losses and its optimiser."""
 
@@ -54,12 +87,19 @@ class Learner:
         self.forward = torch.compile(agent, fullgraph=True) if options.compile else agent
         self.autocast = autocast(device, options.precision)
         self.named = dict(agent.named_parameters())
+        self.vtrace = torch.compile(vtrace, fullgraph=True) if options.compile else vtrace
         self.groups = agent.task_parameters(), agent.compressor_parameters()  # clipped separately
         self.optimiser = _optimiser(list(self.named.values()), options)
 
-    def update(self, rollout: Rollout) -> UpdateStats[Tensor]:
-        """Update the agent once from a rollout; a non-finite update changes no weight. No device sync but on MPS."""
+    def update(self, rollout: Rollout, progress: float = 0.0) -> UpdateStats[Tensor]:
+        """Update the agent once from a rollout; a non-finite update changes no weight. No device sync but on MPS.
+
+        `progress`, from 0 to 1, is the share of training that is over, for the rates that change with it.
+        """
         options = self.options
+        entropy_cost = between(options.entropy_cost, options.final_entropy_cost, progress)
+        for parameters in self.optimiser.param_groups:
+            parameters["lr"] = between(options.learning_rate, options.final_learning_rate, progress)
         with self.autocast:
             out = self.forward(rollout.observation, rollout.action, rollout.reward, rollout.start, rollout.state)
         log_policy = F.log_softmax(out.logits, dim=-1)
@@ -70,11 +110,15 @@ class Learner:
 
         rewards = shaped(rollout.reward[:, 1:], options.reward, options.reward_scale)
         discounts = options.discount * (~rollout.start[:, 1:]).float()
-        trace = vtrace(log_ratios, rewards, discounts, out.values.detach())
+        trace = self.vtrace(log_ratios, rewards, discounts, out.values.detach())
         policy_loss = -(trace.advantages * chosen).mean()
         baseline_loss = 0.5 * (trace.targets - out.values[:, :-1]).square().mean()
         entropy = -(log_policy.exp() * log_policy).sum(dim=-1).mean()
-        loss = policy_loss + options.baseline_cost * baseline_loss - options.entropy_cost * entropy
+        loss = policy_loss + options.baseline_cost * baseline_loss - entropy_cost * entropy
+        outcome_loss = loss.new_zeros(())
+        if out.outcomes is not None:
+            outcome_loss = foretelling_loss(out.outcomes, rollout.choice, rollout.start, self.agent.outcome_steps)
+            loss = loss + options.outcome_cost * outcome_loss
         (loss + out.compression_loss).backward()  # no weighting: the two losses share no parameter
 
         norms = [_norm(group, loss) for group in self.groups]
@@ -95,10 +139,12 @@ class Learner:
             policy_loss=policy_loss,
             baseline_loss=baseline_loss,
             entropy=entropy,
+            outcome_loss=outcome_loss,
             compression_loss=out.compression_loss,
             ratio=log_ratios.exp().mean(),
             gradient_norm=norms[0],
             compressor_gradient_norm=norms[1],
+            foresight=correlation(out.values[:, :-1], rollout.choice[:, 1:]),
             finite=finite,
         )
         return UpdateStats(*(value.detach().float() for value in stats))

@@ -88,7 +88,8 @@ def train(run: AgentFolder) -> int:
         rollouts = step // steps_per_rollout
         while step < options.steps and not stopping and not out_of_time:
             rollout = source.rollout()
-            updates = [learner.update(rollout.select(envs)) for envs in minibatches]
+            progress = step / options.steps
+            updates = [learner.update(rollout.select(envs), progress) for envs in minibatches]
             step, rollouts = step + steps_per_rollout, rollouts + 1
             stats.add(step, readback.exchange(pack(mean_stats(updates), rollout.outcomes)))
 
@@ -231,8 +232,9 @@ class EpisodeRecorder(Recorder):
             step,
             f"step {step}/{self.config.train.steps}  return {show(values['return'], 2)}  "
             f"human {show(values['human_normalised'], 1, '%')}  right {show(values['choice_accuracy'], 1, '%')} of "
-            f"{show(values['choices'], 0)}  entropy {show(values['entropy'], 2)}  "
-            f"baseline {show(values['baseline_loss'], 4)}  compression {show(values['compression_loss'], 4)}  "
+            f"{show(values['choices'], 0)}  foresight {show(values['foresight'], 2)}  "
+            f"entropy {show(values['entropy'], 2)}  baseline {show(values['baseline_loss'], 4)}  "
+            f"compression {show(values['compression_loss'], 4)}  "
             f"norm {show(values['gradient_norm'], 2)}  {show(values['steps_per_second'], 0)} steps/s  "
             f"mem {show(values['peak_gib'], 2)} GiB  {clock(self.left(step))} left",
         )

@@ -102,26 +102,26 @@ def load_policy(
     device: torch.device,
     greedy: bool = False,
     delays: tuple[int, ...] | None = None,
-    full_size: bool = False,
+    watched: bool = False,
     of: Path | None = None,
 ) -> LoadedPolicy:
     """Load a policy by name, `random`, `oracle` or the folder of a run, together with `envs` copies of its task.
 
     A run acts in its own task, `random` and `oracle` in that of the run `of`, or in the full rooms if `of` is None.
     `delays` replaces those of the task. `random` and `oracle` do not use observations, so theirs are rendered at 4 × 3
-    pixels, unless `full_size` is set. Raises FileNotFoundError if a folder is no run, ValueError if it is no agent's
-    run, CheckpointError if it has no checkpoint.
+    pixels, unless the task is to be `watched`. Raises FileNotFoundError if a folder is no run, ValueError if it is no
+    agent's run, CheckpointError if it has no checkpoint.
     """
     trained = name not in ("random", "oracle")
     folder = Path(name) if trained else of
     run = None if folder is None else AgentFolder.open(folder)
     config = TaskConfig() if run is None else run.config.task
-    if not trained and not full_size:
+    if not trained and not watched:
         config = dataclasses.replace(config, width=4, height=3)
     one_trial = config.ends_with_choice  # of the original delays, also if the new ones are all 0
     delays = config.delays if delays is None else delays
     config = dataclasses.replace(config, envs=envs, delays=delays, one_trial=one_trial)
-    task = build_task(config, seed, device)
+    task = build_task(config, seed, device, render=watched)
     if trained and run is not None:
         agent, step = run.agent(task, device)
         policy: Policy = AgentPolicy(agent, task, seed, device, greedy)

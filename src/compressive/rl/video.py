@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from compressive.config.checks import require
 from compressive.rl.env import map as layout
@@ -28,10 +29,9 @@ Frame = NDArray[np.uint8]
 def watch(task: Task, policy: Policy, seed: int = 0) -> tuple[list[Frame], float]:
     """Run one episode in a task of one environment; return its frames, (H, W, 3) uint8 each, and its return.
 
-    Raises ValueError if the observations are not images, or if Pillow is missing.
+    Frames show the observations, or what the task renders if these are no images. Raises ValueError if it renders
+    nothing, or if Pillow is missing.
     """
-    if len(task.observation_shape) != 3:
-        raise ValueError(f"observations of shape {task.observation_shape}: expected images; only those can be watched")
     observation, total = task.reset(seed), 0.0
     action = torch.zeros(1, dtype=torch.long, device=observation.device)
     reward = torch.zeros(1, device=observation.device)
@@ -39,13 +39,24 @@ def watch(task: Task, policy: Policy, seed: int = 0) -> tuple[list[Frame], float
     for number in range(1_000_000):
         action = policy.act(observation, action, reward, start)
         name = ACTIONS[int(action)] if isinstance(task, Rooms) else str(int(action))
-        frames.append(_frame(task, observation[0].cpu().numpy(), f"step {number}   {name}   return {total:g}"))
+        frames.append(_frame(task, _picture(task, observation), f"step {number}   {name}   return {total:g}"))
         transition = task.step(action)
         observation, reward, start = transition.observation, transition.reward, transition.done
         total += float(reward)
         if start:
             break
     return frames, total
+
+
+def _picture(task: Task, observation: Tensor) -> Frame:
+    seen = observation if observation.ndim == 4 else task.view()
+    if seen is None:
+        raise ValueError(
+            f"observations of shape {task.observation_shape} and nothing rendered: only images can be watched; "
+            "the environment has to offer the render mode rgb_array"
+        )
+    picture: Frame = seen[0].cpu().numpy()
+    return picture
 
 
 def check_out(out: Path) -> None:

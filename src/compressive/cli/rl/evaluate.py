@@ -36,6 +36,8 @@ class Evaluate:
     """Seed of the environments and of sampled actions; the default is far from training seeds."""
     device: str = "auto"
     """Device: auto uses a GPU if there is one."""
+    out: Path | None = None
+    """File for the result as JSON; for a run, evaluation.json in its folder if not given."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -54,7 +56,7 @@ def evaluate(options: Evaluate) -> int:
     from compressive.console import progress_bar
     from compressive.rl.evaluate import evaluate
     from compressive.rl.policies import load_policy
-    from compressive.runtime import pick_device
+    from compressive.runtime import describe_environment, pick_device, write_atomically
 
     require(options.episodes >= 2, "episodes", options.episodes, "at least 2, for an interval")
     require(1 <= options.envs <= MOST_ENVS, "envs", options.envs, f"1 to {MOST_ENVS}")
@@ -67,8 +69,20 @@ def evaluate(options: Evaluate) -> int:
             bar.update(task, completed=ended, total=total)
 
         found = evaluate(loaded.task, loaded.policy, options.episodes, options.seed, loaded.comparable, progress)
+    result = {
+        "policy": loaded.description,
+        "seed": options.seed,
+        "greedy": options.greedy,
+        "delays": options.delays,
+        **found.as_dict(),
+        "environment": describe_environment(),
+    }
+    trained = options.policy not in ("random", "oracle")
+    out = options.out or (Path(options.policy) / "evaluation.json" if trained else None)
+    if out is not None:
+        write_atomically(out, json.dumps(result, indent=1) + "\n")
     if options.json:
-        print(json.dumps({"policy": loaded.description} | found.as_dict(), indent=1))
+        print(json.dumps(result, indent=1))
         return 0
     from compressive.rl.env.rooms import HUMAN, RANDOM
 
@@ -80,4 +94,9 @@ def evaluate(options: Evaluate) -> int:
     if found.accuracy is not None:
         share, low, high = found.accuracy
         print(f"  right choices     {share:.1%} of {found.choices}   ({low:.1%} to {high:.1%}; chance 50 %)")
+    for side, (right, wrong) in (found.by_side or {}).items():
+        if right + wrong:
+            print(f"    shown {side:<5}     {right / (right + wrong):.1%} of {right + wrong}")
+    if out is not None:
+        print(f"  written to {out}")
     return 0

@@ -47,7 +47,7 @@ def watch(options: Watch) -> int:
     check_out(options.out)
     device = pick_device(options.device)
     loaded = load_policy(
-        options.policy, 1, options.seed, device, options.greedy, options.delays, full_size=True, of=options.of
+        options.policy, 1, options.seed, device, options.greedy, options.delays, watched=True, of=options.of
     )
     frames, total = watch(loaded.task, loaded.policy, options.seed)
     write(frames, options.out)

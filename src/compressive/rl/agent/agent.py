@@ -23,6 +23,7 @@ class AgentOutput(NamedTuple):
     logits: Tensor  # (B, T, A), float32
     values: Tensor  # (B, T + 1), float32; the last, of the observation after the rollout, has no gradient
     compression_loss: Tensor  # ()
+    outcomes: Tensor | None  # (B, T), float32: logits that the next choice will be right; None without that head
 
 
 class Agent(nn.Module):
@@ -32,11 +33,13 @@ class Agent(nn.Module):
         super().__init__()
         options, width = config.agent, config.memory.d_model
         self.window, self.n_actions = config.memory.window, n_actions
+        self.outcome_steps = options.outcome_steps
         self.encoder = build_encoder(observation_shape, options.channels, options.blocks, options.features)
         self.core = CORES[options.core](options.features + 1 + n_actions, config.memory)
         self.policy, self.value = nn.Linear(width, n_actions), nn.Linear(width, 1)
         nn.init.normal_(self.policy.weight, std=0.01)  # the initial policy is close to uniform
         nn.init.zeros_(self.policy.bias)
+        self.outcome = nn.Linear(width, 1) if options.outcome_steps else None
 
     def task_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the policy, value and entropy losses train."""
@@ -82,7 +85,8 @@ class Agent(nn.Module):
         logits, values = self.head(out.hidden)
         with torch.no_grad():
             _, last_value = self.head(self.core(x[:, T:], out.state.detach(), start[:, T:]).hidden)
-        return AgentOutput(logits, torch.cat([values, last_value], dim=1), out.compression_loss)
+        outcomes = None if self.outcome is None else self.outcome(out.hidden).squeeze(-1).float()
+        return AgentOutput(logits, torch.cat([values, last_value], dim=1), out.compression_loss, outcomes)
 
 
 def sample_actions(logits: Tensor, key: Tensor, counter: Tensor | int, actions: Tensor) -> Tensor:

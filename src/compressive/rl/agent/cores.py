@@ -94,12 +94,19 @@ class LSTMState(TensorRecord):
 
 
 class LSTMCore(Core):
-    """IMPALA's own memory, an LSTM. Its state is reset where an episode starts."""
+    """IMPALA's own memory, an LSTM. Its state is reset where an episode starts.
+
+    Forget gates have a bias of 1 at the start, so that it remembers before it has learnt to (Jozefowicz et al. 2015).
+    """
 
     def __init__(self, inputs: int, config: ModelConfig) -> None:
         super().__init__(inputs, config)
         self.width = config.d_model
         self.cell = nn.LSTMCell(inputs, config.d_model)
+        forget = slice(self.width, 2 * self.width)
+        with torch.no_grad():
+            self.cell.bias_ih[forget] = 1
+            self.cell.bias_hh[forget] = 0
 
     def initial_state(self, n_envs: int) -> LSTMState:  # noqa: D102
         zeros = self.cell.weight_hh.new_zeros(n_envs, self.width)

@@ -21,10 +21,10 @@ class GymnasiumTask:
     Raises ValueError if Gymnasium does not know the id, or if actions or observations are of another kind.
     """
 
-    def __init__(self, config: TaskConfig, seed: int, device: torch.device) -> None:
+    def __init__(self, config: TaskConfig, seed: int, device: torch.device, render: bool = False) -> None:
         self.n_envs, self.device, self.seed = config.envs, device, seed
         try:
-            makers = [lambda: _make(config)] * config.envs
+            makers = [lambda: _make(config, render)] * config.envs
             self.vector_env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
         except gymnasium.error.Error as error:
             raise ValueError(f"task {config.name!r}: Gymnasium cannot make it ({error})") from error
@@ -52,6 +52,15 @@ class GymnasiumTask:
         no = torch.zeros_like(done)
         return Transition(self._tensor(observation), torch.from_numpy(reward).float().to(self.device), done, no, no)
 
+    def view(self) -> Tensor | None:
+        """Return what the environments render, (B, H, W, 3) uint8; None if they were not made for that or cannot."""
+        if self.vector_env.render_mode != "rgb_array":
+            return None
+        frames = self.vector_env.render()
+        if frames is None or any(not isinstance(frame, np.ndarray) for frame in frames):
+            return None
+        return torch.from_numpy(np.stack(frames))
+
     def stagger(self) -> None:
         """Do nothing: Gymnasium cannot begin in the middle of an episode."""
 
@@ -67,9 +76,9 @@ class GymnasiumTask:
         return (tensor if tensor.dtype == torch.uint8 else tensor.float()).to(self.device)
 
 
-def _make(config: TaskConfig) -> gymnasium.Env[Any, Any]:
+def _make(config: TaskConfig, render: bool) -> gymnasium.Env[Any, Any]:
     if config.name.startswith(LAB):
         from compressive.rl.env.dmlab import LabEnv
 
         return LabEnv(config.name.removeprefix(LAB), config.width, config.height)
-    return gymnasium.make(config.name)
+    return gymnasium.make(config.name, render_mode="rgb_array" if render else None)

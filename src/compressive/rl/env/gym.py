@@ -124,7 +124,7 @@ class RoomsVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]]):
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:
         """Return the current view of each environment, if render_mode is rgb_array."""
-        return tuple(self.task.render(self.task.state).cpu().numpy()) if self.render_mode == "rgb_array" else None
+        return tuple(self.task.view().cpu().numpy()) if self.render_mode == "rgb_array" else None
 
 
 def _observations(task: Rooms) -> Box:

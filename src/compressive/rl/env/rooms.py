@@ -119,6 +119,10 @@ class Rooms:
         """Return where a step from `before` led, without the restart of what it ended: an episode's last state."""
         return self._act(before, action).state
 
+    def view(self) -> Tensor:
+        """Render the current view of every environment, (B, H, W, 3) uint8."""
+        return self.render(self.state)
+
     def stagger(self) -> None:
         """Set every environment to a random time of its episode, as if it had stood still until then."""
         state = self.state

@@ -32,6 +32,9 @@ class Task(Protocol):
     def step(self, action: Tensor) -> Transition:
         """Take one action per environment, (B,) int64."""
 
+    def view(self) -> Tensor | None:
+        """Return an image of every environment as it is now, (B, H, W, 3) uint8; None if the task cannot render."""
+
     def stagger(self) -> None:
         """Set every environment to a random time of its episode, where the task can."""
 
