@@ -110,7 +110,7 @@ def test_a_start_inside_a_window_is_a_fresh_memory_with_empty_slots_masked(compr
 @pytest.mark.parametrize("loss", ["attention", "autoencoding"])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_partial_slots_keep_nothing_from_before_a_start_and_more_from_after(compression, loss):
-    sizes = dict(memory_size=4, compressed_size=3, compression_rate=4)
+    sizes: dict[str, Any] = {"memory_size": 4, "compressed_size": 3, "compression_rate": 4}
     config = tiny_config(compression=compression, compression_loss=loss, spanning_slots="partial", **sizes)
     model = build(config)
     text, start = random_tokens(config, 1, 6 * 4), 6  # one group of the window's four spans it
