@@ -35,7 +35,8 @@ def release(run, tmp_path):
 
 
 def test_a_release_is_the_model_and_what_it_needs(run, release):
-    names = ["config.json", "corpus.json", "model.safetensors", "release.json", "tokenizer.json"]
+    names = ["config.json", "corpus.json", "model.safetensors", "release.json"]
+    names += ["tokenizer.json", "tokenizer_config.json", "vocabulary.json"]
     assert sorted(path.name for path in release.iterdir()) == names
     assert json.loads((release / "release.json").read_text()) == {"corpus": "tiny", "step": 4, "checkpoint": "best"}
     want = Trained.load(run).weights
@@ -51,6 +52,15 @@ def test_commands_take_a_release_instead_of_a_run(run, release, tmp_path):
     scores = [command("evaluate", folder, "--split", "test", "--json") for folder in (run.folder, release)]
     first, second = (json.loads(result.stdout) for result in scores)
     assert first["perplexity"] == second["perplexity"] if "perplexity" in first else first == second
+
+
+def test_a_release_can_be_exported_again(release, tmp_path):
+    """Those of version 0.1 become what Hugging Face's libraries load."""
+    (release / "vocabulary.json").replace(release / "tokenizer.json")
+    export(Run.open(release), tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "vocabulary.json").read_text()) == {"kind": "bytes"}
+    assert json.loads((tmp_path / "again" / "tokenizer.json").read_text())["model"]["type"] == "BPE"
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["model_type"] == "compressive"
 
 
 def test_nothing_is_overwritten(run, release):

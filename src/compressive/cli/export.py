@@ -20,7 +20,7 @@ class Export:
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     out: Path
-    """Folder to create, for the weights as safetensors, the configuration and the tokeniser."""
+    """Folder to create, for weights as safetensors, configuration and tokeniser; transformers loads it, too."""
     which: Literal["best", "last"] = "best"
     """Checkpoint to load: the one with the lowest validation loss, or the last."""
     onnx: bool = False

@@ -28,6 +28,9 @@ Tokens = npt.NDArray[np.unsignedinteger[Any]]
 Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 FILE = "tokenizer.json"
+"""The tokeniser of a corpus or a run."""
+VOCABULARY = "vocabulary.json"
+"""The same in a release, where tokenizer.json has Hugging Face's form; releases of version 0.1 have only the other."""
 CHUNK = 1 << 20  # bytes tokenised at a time, to bound memory
 LARGEST = 10**7  # tokens of a BPE vocabulary; its trainer allocates memory for all of them
 CACHED = 1 << 19  # pieces of text, about a word each, whose tokens BPE caches
@@ -69,10 +72,17 @@ class Tokenizer(ABC):
         """Return whether both give every text the same tokens: they are of one kind and vocabulary."""
         return self.kind == other.kind and self._state() == other._state()
 
-    def save(self, folder: Path) -> None:
-        """Write tokenizer.json."""
+    def save(self, folder: Path, name: str = FILE) -> None:
+        """Write tokenizer.json, or the file of this name."""
         state = {"kind": self.kind} | self._state()
-        (folder / FILE).write_text(json.dumps(state) + "\n", "utf-8")
+        (folder / name).write_text(json.dumps(state) + "\n", "utf-8")
+
+    def huggingface(self) -> "tokenizers.Tokenizer | None":
+        """Return the tokeniser as Hugging Face's libraries run it, without special tokens; None for audio.
+
+        A text is encoded as one that goes on: words get no `<eos>` after a last line without a line feed.
+        """
+        return None
 
     @staticmethod
     @abstractmethod
@@ -122,6 +132,14 @@ class ByteTokenizer(Tokenizer):
     def last_cut(text: bytes) -> int:
         """Return the end: text can be cut anywhere."""
         return len(text)
+
+    def huggingface(self) -> "tokenizers.Tokenizer":
+        """Return BPE without merges."""
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        engine = Tokenizer(models.BPE(vocab=_BYTES, merges=[]))
+        engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return _with_byte_decoder(engine)
 
     def _encode(self, text: bytes, offset: int) -> Tokens:
         return np.frombuffer(text, np.uint8)
@@ -180,6 +198,32 @@ class WordTokenizer(Tokenizer):
     def last_cut(text: bytes) -> int:
         """Return the position after the last line feed."""
         return text.rfind(b"\n") + 1
+
+    def huggingface(self) -> "tokenizers.Tokenizer":
+        """Return a table of words between ASCII white space; words that are not UTF-8 are there with escapes."""
+        from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+        ids: dict[str, int] = {}
+        for index, word in enumerate(self.words):
+            text = word.decode("utf-8", "backslashreplace")
+            while text in ids:
+                text += "\\"
+            ids[text] = index
+        end, unknown = self.end.decode(), self.unknown.decode()
+        engine = Tokenizer(models.WordLevel(ids, unk_token=unknown))
+        engine.normalizer = normalizers.Replace("\n", f" {end} ")
+        engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[ \t\n\r\x0b\x0c]+"), "removed")
+        engine.decoder = decoders.Sequence(
+            [
+                decoders.WordPiece(
+                    prefix="\n", cleanup=False
+                ),  # a space before each but the first; none has this prefix
+                decoders.Replace(Regex(f"^ ?{end}$"), "\n"),
+                decoders.Fuse(),
+                decoders.Replace("\n ", "\n"),
+            ]
+        )
+        return engine
 
     @classmethod
     def _split(cls, text: bytes) -> list[bytes]:
@@ -275,6 +319,12 @@ class BPETokenizer(Tokenizer):
         cut = BPETokenizer._LAST_CUT.match(text)
         return cut.end() if cut else 0
 
+    def huggingface(self) -> "tokenizers.Tokenizer":
+        """Return a copy of the engine that also decodes."""
+        from tokenizers import Tokenizer
+
+        return _with_byte_decoder(Tokenizer.from_str(self._engine.to_str()))
+
     def _encode(self, text: bytes, offset: int) -> Tokens:
         _utf8(text, offset)  # checked here, where the offset for the error message is known
         pieces = self._CUT.split(text)
@@ -311,11 +361,12 @@ def _work(part: tuple[int, bytes]) -> Tokens:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokeniser from a folder or from its tokenizer.json.
+    """Read a tokeniser from a folder, which may be a release, or from its tokenizer.json.
 
     Raises FileNotFoundError if there is none, ValueError if it is damaged or its kind is unknown.
     """
-    path = path / FILE if path.is_dir() else path
+    if path.is_dir():
+        path /= VOCABULARY if (path / VOCABULARY).is_file() else FILE
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} does not exist: expected the tokeniser of a prepared corpus; prepare it again with --force"
@@ -355,6 +406,14 @@ def _utf8(text: bytes, offset: int) -> str:
             f"byte 0x{text[error.start]:02x} at offset {offset + error.start:,} is not UTF-8, which BPE expects: "
             "re-encode the text, or use --tokenizer bytes"
         ) from error
+
+
+def _with_byte_decoder(engine: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
+    """The engine, whose tokens are in byte-level BPE's alphabet, with a decoder to text."""
+    from tokenizers import decoders
+
+    engine.decoder = decoders.ByteLevel()
+    return engine
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -157,6 +157,15 @@ class StepGraph:
         """The current state; it is the caller's, further steps do not touch it."""
         return self._state if self._capture is None else self._state.clone()
 
+    @state.setter
+    def state(self, state: DecodingState) -> None:
+        """Go on from another state of as many rows."""
+        if self._capture is None:
+            self._state = state
+        else:  # what was captured reads and writes these buffers
+            self._state.copy_(state)
+            self._state = dataclasses.replace(self._state, remaining=state.remaining, together=state.together)
+
     def __call__(self) -> None:
         """Take one step."""
         remaining = self._state.remaining
@@ -179,6 +188,38 @@ class StepGraph:
         after = self._step(self._state.owning())
         self._state.copy_(after)
         return after.remaining
+
+
+class Stepper:
+    """Reads tokens one per row at a time from a state on, as a CUDA graph where the decoder's steps can be captured."""
+
+    def __init__(self, decoder: FastDecoder, state: DecodingState) -> None:
+        self._decoder = decoder
+        self._tokens = torch.zeros_like(state.position)
+        dtype = next(x.dtype for x in state.state_dict().values() if x.is_floating_point())
+        shape = len(self._tokens), decoder.model.config.vocab_size
+        self._logits = torch.empty(shape, dtype=dtype, device=self._tokens.device)
+        self._steps = StepGraph(self._step, state, decoder.capture())
+
+    @property
+    def state(self) -> DecodingState:
+        """The current state; it is the caller's. A state of as many rows may be set, to go on from it."""
+        return self._steps.state
+
+    @state.setter
+    def state(self, state: DecodingState) -> None:
+        self._steps.state = state
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Read tokens (B,); return the logits (B, V) after them, which the next call overwrites."""
+        self._tokens.copy_(tokens)
+        self._steps()
+        return self._logits
+
+    def _step(self, state: DecodingState) -> DecodingState:
+        logits, state = self._decoder.step(self._tokens, state)
+        self._logits.copy_(logits)
+        return state
 
 
 def cuda_graph(function: Callable[[], object], pool: Any = None) -> Callable[[], object]:

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from compressive.inference.fast_decoder import FastDecoder, StepGraph
+from compressive.inference.fast_decoder import FastDecoder, StepGraph, Stepper
 from compressive.inference.sampling import Sampling, check_sampling, choose
 from compressive.model.attention import upcast
 from compressive.model.decoding import DecodingState
@@ -97,47 +97,53 @@ def prime(model: LanguageModel, prompt: Tensor, state: DecodingState | None = No
     return read(FastDecoder(model), _checked(model, prompt), state)
 
 
-@torch.no_grad()
 def read(decoder: FastDecoder, prompt: Tensor, state: DecodingState | None = None) -> tuple[Tensor, DecodingState]:
     """Do what `prime` does, with a decoder that is there already."""
+    logits, state = read_rows(decoder, prompt[None], state)
+    return logits[:, -1], state
+
+
+@torch.no_grad()
+def read_rows(
+    decoder: FastDecoder, tokens: Tensor, state: DecodingState | None = None, keep: int = 1
+) -> tuple[Tensor, DecodingState]:
+    """Read tokens (B, n), n >= 1, as `prime` does; return logits (B, keep, V) of the last `keep` tokens, and the state.
+
+    The rows of a state that is given must be at one position of their windows.
+    """
     model = decoder.model
-    tokens, window = prompt.to(next(model.parameters()).device), model.config.window
-    logits: Tensor | None = None
+    tokens, window = tokens.to(next(model.parameters()).device), model.config.window
+    logits: list[Tensor] = []  # of part after part, as far as they are wanted
     with evaluating(model):
         if state is not None and state.remaining < window:  # complete the window that the state is in
-            begun, tokens = tokens.split([min(state.remaining, len(tokens)), max(0, len(tokens) - state.remaining)])
-            logits, state = _step_through(decoder, begun, state)
-        if state is None or len(tokens) >= window:
-            memory = model.initial_memory(1) if state is None else state.memory
-            for begin in range(0, len(tokens) // window * window, window):
-                # The trunk alone: of all these tokens at most the last one's scores are wanted.
-                out = model.trunk(model.embedding(tokens[None, begin : begin + window]), memory)
-                memory = out.memory
-                if begin + window == len(tokens):
-                    logits = model.embedding.logits(out.hidden[:, -1])
-            tokens, state = tokens[len(tokens) // window * window :], decoder.decoding_state(memory)
-        if len(tokens) > 0:
-            logits, state = _step_through(decoder, tokens, state)
-    assert logits is not None  # a prompt has a token
-    return logits, state
+            begun, tokens = tokens[:, : state.remaining], tokens[:, state.remaining :]
+            stepped, state = _step_through(decoder, begun, state, keep - tokens.shape[1])
+            logits += stepped
+        if state is None or tokens.shape[1] >= window:
+            memory = model.initial_memory(len(tokens)) if state is None else state.memory
+            while tokens.shape[1] >= window:
+                # The trunk alone: of most tokens no scores are wanted.
+                out = model.trunk(model.embedding(tokens[:, :window]), memory)
+                memory, tokens = out.memory, tokens[:, window:]
+                if (wanted := keep - tokens.shape[1]) > 0:
+                    logits.append(model.embedding.logits(out.hidden[:, -wanted:]))
+            state = decoder.decoding_state(memory)
+        if tokens.shape[1] > 0:
+            stepped, state = _step_through(decoder, tokens, state, keep)
+            logits += stepped
+    return torch.cat(logits, dim=1), state
 
 
-def _step_through(decoder: FastDecoder, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-    """Read tokens (n,) one by one; return the logits (1, V) after the last one."""
-    token = tokens[:1].clone()
-    dtype = next(x.dtype for x in state.state_dict().values() if x.is_floating_point())
-    logits = torch.empty(1, decoder.model.config.vocab_size, dtype=dtype, device=token.device)
-
-    def step(state: DecodingState) -> DecodingState:
-        out, state = decoder.step(token, state)
-        logits.copy_(out)
-        return state
-
-    steps = StepGraph(step, state, decoder.capture())
-    for one in tokens:
-        token.copy_(one)
-        steps()
-    return logits, steps.state
+def _step_through(
+    decoder: FastDecoder, tokens: Tensor, state: DecodingState, keep: int
+) -> tuple[list[Tensor], DecodingState]:
+    """Read tokens (B, n) one by one; return the logits (B, 1, V) after each of the last `keep`, and the state."""
+    kept, stepper = [], Stepper(decoder, state)
+    for left, column in zip(range(tokens.shape[1], 0, -1), tokens.unbind(1), strict=True):
+        logits = stepper(column)
+        if left <= keep:
+            kept.append(logits[:, None].clone())
+    return kept, stepper.state
 
 
 def _checked(model: LanguageModel, prompt: Tensor) -> Tensor:

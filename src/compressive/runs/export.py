@@ -1,25 +1,29 @@
 """Export a trained model as one folder, a release: weights, configuration and tokeniser, without training state.
 
-config.json          the run's configuration
+config.json          the run's configuration, and what Hugging Face's libraries ask for
 model.safetensors    all weights, unsharded
-tokenizer.json       the tokeniser
+vocabulary.json      the tokeniser
+tokenizer.json       the same in Hugging Face's form, and tokenizer_config.json; not for audio
 corpus.json          name and fingerprint of the corpus, unless a run of version 0.1 was exported
 origin.json          the weights that the run started from, if not random ones
 release.json         corpus, step and checkpoint that it was exported from
 model.onnx           if asked for: one window with both memories in and out, see `onnx.py`
 
-`compressive evaluate`, `generate` and `analyze` take a release instead of a run.
+`compressive evaluate`, `generate` and `analyze` take a release instead of a run; `compressive.hf` loads it as it is.
 """
 
 import dataclasses
 import json
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
+from compressive.config import ModelConfig, RunConfig
+from compressive.data.tokenizer import VOCABULARY, Tokenizer
 from compressive.runs.onnx import ONNX, require_exportable, write_onnx
 from compressive.runs.run import CORPUS, ORIGIN, RELEASE, Run
 from compressive.runs.trained import WEIGHTS, Trained
@@ -45,16 +49,11 @@ def export(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_file(trained.weights, partial / WEIGHTS, metadata={"format": "pt"})
-        (partial / "config.json").write_text(json.dumps(dataclasses.asdict(run.config), indent=1), "utf-8")
-        tokenizer.save(partial)
+        about = {"corpus": run.config.data.corpus, "step": trained.step, "checkpoint": which}
+        write_release(partial, run.config, trained.weights, tokenizer, about)
         for name in (CORPUS, ORIGIN):
             if (run.folder / name).is_file():
                 shutil.copyfile(run.folder / name, partial / name)
-        about = {"corpus": run.config.data.corpus, "step": trained.step, "checkpoint": which}
-        (partial / RELEASE).write_text(json.dumps(about, indent=1), "utf-8")
-        # safetensors writes files that only their owner can read; the umask decides for the others.
-        (partial / WEIGHTS).chmod((partial / RELEASE).stat().st_mode)
         if exportable is not None:
             write_onnx(trained.model(exportable), partial / ONNX)
         partial.rename(out)
@@ -67,6 +66,46 @@ def export(
             ) from error
         raise
     return out
+
+
+def write_release(
+    folder: Path, config: RunConfig, weights: dict[str, Tensor], tokenizer: Tokenizer, about: dict[str, Any]
+) -> None:
+    """Write all that a release must have into a folder; `about` is what release.json says."""
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    tables = dataclasses.asdict(config)
+    if isinstance(config.model, ModelConfig):
+        tables |= write_huggingface(folder, tokenizer, config.model.vocab_size)
+    (folder / "config.json").write_text(json.dumps(tables, indent=1), "utf-8")
+    tokenizer.save(folder, VOCABULARY)
+    (folder / RELEASE).write_text(json.dumps(about, indent=1), "utf-8")
+    # safetensors writes files that only their owner can read; the umask decides for the others.
+    (folder / WEIGHTS).chmod((folder / RELEASE).stat().st_mode)
+
+
+def write_huggingface(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
+    """Write tokenizer.json and tokenizer_config.json in Hugging Face's form; return what config.json needs for it."""
+    keys = {"model_type": "compressive", "architectures": ["CompressiveForCausalLM"], "dtype": "float32"}
+    if (engine := tokenizer.huggingface()) is None:
+        return keys
+    pad = "<pad>"
+    while engine.token_to_id(pad) is not None:
+        pad = f"<{pad}>"
+    # Padding is the token after the model's last, so that it takes no place in the vocabulary.
+    unused = [f"<unused {i}>" for i in range(engine.get_vocab_size(), vocab_size)]
+    engine.add_special_tokens([*unused, pad])
+    engine.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": pad,
+        "padding_side": "left",
+        "split_special_tokens": True,  # "<pad>" in a text is text
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), "utf-8")
+    newline = tokenizer.encode(b"\n")  # what an empty prompt begins with
+    return keys | {"bos_token_id": int(newline[0]), "pad_token_id": vocab_size}
 
 
 def is_release(run: Run) -> bool:

@@ -100,6 +100,8 @@ def read_config(folder: Path, command: str) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); {RESTORE}") from None
+    if isinstance(tables, dict) and "model_type" in tables:  # a release; the other keys are Hugging Face's
+        tables = {name: values for name, values in tables.items() if name in ("model", "data", "train")}
     if not isinstance(tables, dict) or not all(isinstance(values, dict) for values in tables.values()):
         raise ValueError(f"{path} is damaged (expected an object of tables); {RESTORE}")
     return tables
@@ -211,6 +213,7 @@ class Run(Folder[RunConfig]):
 
     def tokenizer(self, data_dir: Path | None = None) -> "Tokenizer":
         """Return the run's tokeniser, which its folder holds; runs of version 0.1 have it in their corpus."""
-        from compressive.data.tokenizer import FILE, load_tokenizer
+        from compressive.data.tokenizer import FILE, VOCABULARY, load_tokenizer
 
-        return load_tokenizer(self.folder) if (self.folder / FILE).is_file() else self.corpus(data_dir).tokenizer
+        kept = any((self.folder / name).is_file() for name in (VOCABULARY, FILE))
+        return load_tokenizer(self.folder) if kept else self.corpus(data_dir).tokenizer

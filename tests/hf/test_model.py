@@ -1,0 +1,287 @@
+"""The model behind Hugging Face's interface: logits, losses, Trainer, saving and loading."""
+
+import json
+import shutil
+import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+from helpers import build, tied_embedding, tiny_config
+from hf_helpers import behind_hf, quiet, tiny, write_tiny_release
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from transformers import DataCollatorForLanguageModeling as Collator
+
+import compressive
+from compressive import ModelConfig
+from compressive.data.tokenizer import ByteTokenizer
+from compressive.hf import CompressiveConfig, CompressiveForCausalLM
+
+PAD = 11
+
+
+def windows(lm, tokens: Tensor):
+    """What our own model gives for a text (B, n) from empty memory: logits, and the mean compression loss."""
+    memory, logits, losses = lm.initial_memory(len(tokens)), [], []
+    for part in tokens.split(lm.config.window, dim=1):
+        out = lm(part, memory)
+        memory = out.memory
+        logits.append(out.logits)
+        losses.append(out.compression_loss)
+    return torch.cat(logits, dim=1), torch.stack(losses).mean()
+
+
+def test_logits_are_our_own_with_and_without_a_cache():
+    model, tokens = tiny(), torch.randint(11, (3, 14))
+    want, compression_loss = windows(model.lm, tokens)
+    plain = model(tokens)
+    torch.testing.assert_close(plain.logits, want)
+    torch.testing.assert_close(plain.compression_loss, compression_loss)
+    assert plain.past_key_values is None
+    cached = model(tokens, use_cache=True)
+    torch.testing.assert_close(cached.logits, want)
+    torch.testing.assert_close(model(tokens, logits_to_keep=3).logits, want[:, -3:])
+    torch.testing.assert_close(model(tokens, use_cache=True, logits_to_keep=6).logits, want[:, -6:])
+    torch.testing.assert_close(model(tokens[:, :9], return_dict=False)[0], want[:, :9])
+    more = model(tokens, past_key_values=cached.past_key_values).logits
+    torch.testing.assert_close(more, model(torch.cat([tokens, tokens], dim=1)).logits[:, 14:])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("cache", [False, True])
+def test_padded_rows_are_what_they_are_alone(side, cache):
+    model = tiny(compression="most_used")
+    texts = [torch.randint(11, (n,)) for n in (3, 14, 8, 12, 1)]
+    batch = torch.full((5, 14), PAD)
+    for row, text in zip(batch, texts, strict=True):
+        row[slice(len(text)) if side == "right" else slice(14 - len(text), None)] = text
+    ways = [{"attention_mask": (batch != PAD).long()}, {}]  # the token alone says it too
+    for given in ways:
+        logits = model(batch, use_cache=cache, **given).logits
+        for row, text in enumerate(texts):
+            torch.testing.assert_close(logits[row, batch[row] != PAD], model(text[None]).logits[0])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_loss_of_a_padded_batch_is_that_of_its_texts(side):
+    model = tiny()
+    texts = [torch.randint(11, (n,)) for n in (3, 12, 8)]
+    batch, labels = torch.full((3, 12), PAD), torch.full((3, 12), -100)
+    for row, text in enumerate(texts):
+        at = slice(len(text)) if side == "right" else slice(12 - len(text), None)
+        batch[row, at] = labels[row, at] = text
+    nll = [-model(text[None]).logits[0, :-1].log_softmax(-1).gather(1, text[1:, None]).sum() for text in texts]
+    want = torch.stack(nll).sum() / sum(len(text) - 1 for text in texts)
+    out = model(batch, labels=labels)
+    torch.testing.assert_close(out.loss, want)  # without the compression loss: exp(eval_loss) is the perplexity
+    assert out.logits is not None
+    model.train()
+    out = model(batch, labels=labels)
+    # Windows of 4 without padding: the text of 3 has none, that of 12 three, that of 8 two.
+    losses = [windows(model.lm, text[None])[1] for text in texts[1:]]
+    torch.testing.assert_close(out.compression_loss, (3 * losses[0] + 2 * losses[1]) / 5)
+    torch.testing.assert_close(out.loss, want + out.compression_loss)
+    assert out.logits is None
+
+
+def test_accumulated_batches_have_the_gradients_of_one():
+    model, tokens = tiny().train(), torch.randint(11, (4, 12))
+    labels = tokens.clone()
+    labels[0, :9] = -100
+    model(tokens, labels=labels).loss.backward()
+    want = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    items = (labels[:, 1:] != -100).sum()
+    shares = []
+    for rows in (slice(2), slice(2, 4)):
+        out = model(tokens[rows], labels=labels[rows], num_items_in_batch=items)
+        out.loss.backward()
+        shares.append((labels[rows, 1:] != -100).sum() / items)
+    for name, parameter in model.named_parameters():
+        if "compress" not in name:
+            torch.testing.assert_close(parameter.grad, want[name])
+    # The compression loss is a mean, too: its parts are weighted by the number of labels, and the weights sum to 1.
+    assert float(sum(shares)) == 1
+    got = {name: p.grad.clone() for name, p in model.named_parameters() if "compress" in name}
+    model.zero_grad()
+    sum(
+        share * model(tokens[rows]).compression_loss
+        for share, rows in zip(shares, (slice(2), slice(2, 4)), strict=True)
+    ).backward()
+    assert got
+    for name, parameter in model.named_parameters():
+        if name in got:
+            torch.testing.assert_close(got[name], parameter.grad)
+
+
+def test_a_text_without_labels_costs_nothing():
+    model = tiny().train()
+    out = model(torch.tensor([[1]]), labels=torch.tensor([[1]]))
+    assert float(out.loss.detach()) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"input_ids": torch.tensor([1, 2])}, r"input_ids of shape \(2,\): expected a tensor \(batch, time\)"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"input_ids of shape \(1, 0\)"),
+        (
+            {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.ones(1, 1)},
+            r"attention_mask of shape \(1, 1\)",
+        ),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        tiny()(**given)
+
+
+# Configuration
+
+
+def test_a_configuration_is_our_own_and_back():
+    ours = ModelConfig(n_layers=2, memory_size=(4, 8), compressed_size=(2, 0), adaptive_cutoffs=(10, 20))
+    config = CompressiveConfig(ours)
+    assert config.model_config == ours
+    assert (config.vocab_size, config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (
+        256,
+        512,
+        2,
+        8,
+    )
+    assert config.pad_token_id == 256
+    assert CompressiveConfig.from_dict(json.loads(config.to_json_string())).model_config == ours
+    assert CompressiveConfig(model={"d_model": 64}).model_config == ModelConfig(d_model=64)
+
+
+def test_a_wrong_configuration_says_what_was_expected():
+    with pytest.raises(ValueError, match="model field='n_layer': expected one of vocab_size"):
+        CompressiveConfig(model={"n_layer": 3})
+    with pytest.raises(ValueError, match="architecture='wavenet': expected a Compressive Transformer"):
+        CompressiveConfig(model={"architecture": "wavenet"})
+    with pytest.raises(ValueError, match="pad_token_id=0: expected 256, the token after the model's last"):
+        CompressiveConfig(pad_token_id=0)
+    with pytest.raises(NotImplementedError, match="cannot be resized"):
+        tiny().resize_token_embeddings(20)
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "compressive.hf")
+    with pytest.raises(ImportError, match=r"pip install 'compressive\[hf\]'"):
+        import compressive.hf  # noqa: F401
+
+
+# Files
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    return write_tiny_release(tmp_path_factory.mktemp("bytes") / "release", ByteTokenizer())
+
+
+def load(folder, **options):
+    with quiet() as warnings:
+        model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    assert warnings == []
+    return model
+
+
+def test_a_release_loads_as_it_is(release):
+    model, ours = load(release), compressive.load(release, device="cpu")
+    assert isinstance(model, CompressiveForCausalLM)
+    assert AutoConfig.from_pretrained(release).model_config == ours.config.model
+    assert not model.training
+    want = ours.model.state_dict()
+    assert model.state_dict().keys() == want.keys()
+    assert all(torch.equal(x, want[name]) for name, x in model.state_dict().items())
+    assert (model.generation_config.pad_token_id, model.generation_config.bos_token_id) == (256, 10)
+    assert load(release, dtype=torch.bfloat16, device_map="cpu").dtype == torch.bfloat16
+
+
+def test_what_is_saved_loads_on_both_sides(release, tmp_path):
+    model = load(release)
+    with torch.no_grad():
+        model.embedding.bias += torch.randn(256)
+    with quiet():
+        model.save_pretrained(tmp_path / "new")
+    names = ["config.json", "generation_config.json", "model.safetensors", "release.json", "vocabulary.json"]
+    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == names
+    assert len({file.stat().st_mode for file in (tmp_path / "new").iterdir()}) == 1
+    ours = compressive.load(tmp_path / "new", device="cpu")
+    assert (ours.step, ours.config.data.corpus) == (3, "tiny")
+    assert torch.equal(tied_embedding(ours.model).bias, model.embedding.bias)
+    assert torch.equal(load(tmp_path / "new").embedding.bias, model.embedding.bias)
+
+
+def test_a_model_made_here_has_no_tokeniser_of_ours(tmp_path):
+    with quiet():
+        behind_hf(build(tiny_config(), dtype=torch.float32)).save_pretrained(tmp_path / "new")
+    assert json.loads((tmp_path / "new" / "release.json").read_text())["step"] == 0
+    assert load(tmp_path / "new").config.model_config == tiny_config()
+    with pytest.raises(FileNotFoundError):
+        compressive.load(tmp_path / "new")
+
+
+def test_what_is_pushed_to_the_hub_is_a_release(release, tmp_path, monkeypatch):
+    hub, pushed = "transformers.utils.hub", {}
+
+    def upload(self, folder, repo_id, *args, **kwargs):
+        pushed[repo_id] = shutil.copytree(folder, tmp_path / "hub")
+
+    monkeypatch.setattr(f"{hub}.PushToHubMixin._upload_modified_files", upload)
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.create_repo", lambda self, name, **options: SimpleNamespace(repo_id=name)
+    )
+    monkeypatch.setattr(f"{hub}.create_and_tag_model_card", lambda *args, **options: Mock())
+    with quiet():
+        load(release).push_to_hub("someone/tiny")
+    assert pushed == {"someone/tiny": tmp_path / "hub"}
+    assert compressive.load(tmp_path / "hub", device="cpu").step == 3
+    assert load(tmp_path / "hub").config.model_config == load(release).config.model_config
+
+
+# Trainer
+
+
+@pytest.mark.slow
+def test_trainer_fine_tunes_with_the_compression_loss(release, tmp_path):
+    model, tokenizer = load(release), AutoTokenizer.from_pretrained(release)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    texts = ["the cat sat on a mat. " * n for n in (1, 2, 3, 2)] * 4
+    data = [tokenizer(text) for text in texts]
+    arguments = TrainingArguments(
+        str(tmp_path / "run"), max_steps=6, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        learning_rate=3e-3, save_steps=3, logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, seed=1,
+    )  # fmt: skip
+
+    def trainer(model):
+        return Trainer(
+            model, arguments, train_dataset=data, eval_dataset=data[:3], data_collator=Collator(tokenizer, mlm=False),
+            processing_class=tokenizer,
+        )  # fmt: skip
+
+    with quiet() as warnings:
+        run = trainer(model)
+        run.train()
+        scores = run.evaluate()
+    assert warnings == []
+    losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0] - 0.3
+    assert scores["eval_loss"] < losses[-1]
+    changed = [name for name, x in model.state_dict().items() if not torch.equal(x, before[name])]
+    assert [name for name in changed if "compress" in name]
+    # Both sides read its checkpoints, and Trainer goes on from them.
+    checkpoint = tmp_path / "run" / "checkpoint-6"
+    saved = load_file(checkpoint / "model.safetensors")
+    assert all(torch.equal(saved[name], x) for name, x in model.state_dict().items())
+    ours = compressive.load(checkpoint, device="cpu")
+    assert torch.equal(tied_embedding(ours.model).bias, model.embedding.bias)
+    with quiet():
+        again = trainer(load(release))
+        again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    for name, x in again.model.state_dict().items():
+        torch.testing.assert_close(x, saved[name])
