@@ -136,8 +136,9 @@ def measure(config: RunConfig, world: World, folder: Path, steps: int, rounds: i
     }
 
 
-def keep_always(memory: Memory, finite: torch.Tensor, before: Memory) -> Memory:
+def keep_always(parts: list[Memory], finite: torch.Tensor, before: Memory) -> Memory:
     """Carry memory as a step without guards would. On a GPU it is copied in place, as CUDA graphs need."""
+    (memory,) = parts  # one micro-batch
     if finite.device.type == "cpu":
         return memory
     before.copy_(memory)

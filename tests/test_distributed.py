@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from helpers import TESTS
@@ -20,11 +21,13 @@ pytestmark = pytest.mark.slow
 
 WORKER = TESTS / "parallel_worker.py"
 LONG = 40
-CASES = {
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "accumulation": ({}, {"update_every": 3, "update_every_from": 4}),
     "bptt": ({"compression_loss": "none"}, {"unroll": 2}),
     "most used": ({"compression": "most_used"}, {}),
+    "resets": ({}, {"reset_probability": 0.2}),
+    "micro-batches": ({}, {"micro_batch": 2}),
 }
 
 

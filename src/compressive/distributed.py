@@ -13,14 +13,14 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
@@ -130,6 +130,15 @@ class World:
             register_fsdp_forward_method(model, "step")
             return model
         return DistributedDataParallel(model, gradient_as_bucket_view=True) if self.size > 1 else model
+
+    @contextlib.contextmanager
+    def exchanging_gradients(self, module: nn.Module, exchange: bool) -> Iterator[None]:
+        """Exchange the gradients of a forward and backward pass of a wrapped module, or leave that to a later one."""
+        if isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(exchange)
+        waits = not exchange and isinstance(module, DistributedDataParallel)
+        with cast(DistributedDataParallel, module).no_sync() if waits else contextlib.nullcontext():
+            yield
 
     @functools.cache  # noqa: B019  # one World per process
     def _mesh(self, device: str) -> Any:

@@ -132,7 +132,7 @@ def test_a_run_says_what_it_needs_and_warns_where_the_machine_has_less(home, tmp
     monkeypatch.setattr("compressive.training.preflight.memory_gib", lambda device: 1e-6)
     assert main([*words, "--out", str(tmp_path / "b")]) == 0
     assert (
-        "warning: about 0.0 GiB are needed and 0.0 are there: give a smaller --train.batch" in capsys.readouterr().err
+        "warning: about 0.0 GiB are needed and 0.0 are there: give --train.micro-batch auto" in capsys.readouterr().err
     )
 
 

@@ -1,5 +1,6 @@
 """The training loop: against a plain one, through kills and faults, bit for bit."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -142,6 +143,16 @@ def test_metrics_and_loss(data_dir, tmp_path, capsys):
     assert "[sample]" in sample.read_text()
 
 
+def test_micro_batches_are_said_and_train_the_same(data_dir, tmp_path, capsys):
+    for name, rows in (("whole", 0), ("parts", 3), ("auto", "auto")):
+        loop.train(make_run(tmp_path / name, tiny_run_config(data_dir, micro_batch=rows)))
+    said = capsys.readouterr().out
+    assert said.count("micro-batches of 3 rows") == said.count("micro-batches") == 1  # the CPU has enough for all rows
+    losses = [[line["loss"] for line in metrics(tmp_path / name)] for name in ("whole", "parts", "auto")]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
+    assert losses[2] == losses[0]
+
+
 STEADY = {"dropout": 0.1}
 
 
@@ -202,6 +213,25 @@ def test_a_signal_saves_and_exits_with_its_own_code(number, data_dir, tmp_path):
     loop.train(resumed)
     loop.train(make_run(tmp_path / "whole", resumed.config))
     assert_identical(tmp_path / "run", tmp_path / "whole")
+
+
+def test_rows_are_reset_by_seed_and_step_alone(data_dir, tmp_path):
+    """About as often as asked for, the same for any number of processes, and the same after a resume."""
+    options = tiny_run_config(data_dir, batch=12, unroll=2, reset_probability=0.2).train
+    tokens = Corpus.open(data_dir / "tiny").split("train")
+    rows = np.stack([loop._resets(Streams(tokens, 12), step, options) for step in range(500)])
+    assert rows.shape == (500, 2, 12)
+    assert abs(rows.mean() - 0.2) < 0.02
+    assert np.all(rows.any(axis=(0, 1)))
+    parts = [loop._resets(Streams(tokens, 12, first, 4), 7, options) for first in (0, 4, 8)]
+    assert np.array_equal(np.concatenate(parts, axis=1), rows[7])
+    config = tiny_run_config(data_dir, reset_probability=0.3)
+    for name, stops in (("whole", [20]), ("resumed", [10, 20])):
+        for steps in stops:
+            loop.train(make_run(tmp_path / name, tiny_run_config(data_dir, reset_probability=0.3, steps=steps)))
+    assert_identical(tmp_path / "whole", tmp_path / "resumed")
+    loop.train(make_run(tmp_path / "never", dataclasses.replace(config, train=tiny_run_config(data_dir).train)))
+    assert metrics(tmp_path / "never")[-1]["loss"] != metrics(tmp_path / "whole")[-1]["loss"]
 
 
 def test_a_damaged_checkpoint_is_detected_and_the_one_before_used(data_dir, uninterrupted, tmp_path, capsys):

@@ -9,7 +9,8 @@ from training_helpers import tiny_corpus, tiny_run_config
 from compressive.architectures import build_model
 from compressive.config import LearnConfig, RunConfig, preset_names
 from compressive.data.corpus import Corpus
-from compressive.training.preflight import estimate, fit, fit_device
+from compressive.distributed import World
+from compressive.training.preflight import estimate, fit, fit_device, micro_batch
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -36,6 +37,29 @@ def test_activations_are_those_that_a_forward_pass_keeps(model, tmp_path):
     assert need.weights == 4 * 4 * sum(parameter.numel() for parameter in real.parameters())
     slots = sum(tensor.nbytes for tensor in out.memory.state_dict().values())
     assert need.memory == 2 * slots
+
+
+def test_micro_batches_need_less_for_activations_alone(tmp_path):
+    config = tiny_run_config(tmp_path)
+    whole, parts = estimate(config, CPU, 4), estimate(config, CPU, 4, 1)
+    assert (parts.weights, parts.memory) == (whole.weights, whole.memory)
+    assert parts.activations < 0.3 * whole.activations
+
+
+def test_a_micro_batch_is_estimated_from_the_memory_that_is_there(tmp_path, monkeypatch):
+    config = tiny_run_config(tmp_path, batch=12, micro_batch="auto")
+    need = estimate(config, CPU, 12)
+
+    def rows(activations):
+        there = (need.weights + need.memory + activations * need.activations) / 0.75 / 2**30
+        monkeypatch.setattr("compressive.training.preflight.memory_gib", lambda device: there)
+        return micro_batch(config, World(), 12)
+
+    assert [rows(share) for share in (2, 1.01, 0.99, 0.51, 0.43, 0.26, 0)] == [12, 12, 6, 6, 4, 3, 1]
+    given = tiny_run_config(tmp_path, batch=12, micro_batch=100)
+    assert (micro_batch(given, World(), 12), micro_batch(tiny_run_config(tmp_path), World(), 12)) == (12, 12)
+    with pytest.raises(ValueError, match="micro_batch='auto' with 2 processes: expected a number of rows"):
+        micro_batch(config, World(0, 2), 6)
 
 
 def test_recomputation_accumulation_and_bptt_count(tmp_path):

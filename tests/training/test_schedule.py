@@ -37,6 +37,9 @@ def test_updates_become_rarer():
         ({"steps": 1.5}, "steps=1.5: expected a whole number"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: expected a number above 0"),
         ({"precision": "fp16"}, "precision='fp16': expected one of fp32, bf16"),
+        ({"micro_batch": -1}, "micro_batch=-1: expected auto, 0 or a number of rows"),
+        ({"micro_batch": "all"}, "micro_batch='all': expected auto, 0 or a number of rows"),
+        ({"reset_probability": 1.5}, "reset_probability=1.5: expected a number from 0 to 1"),
         ({"eval_every": -1}, "eval_every=-1: expected a whole number of at least 0"),
     ],
 )

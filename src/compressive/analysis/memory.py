@@ -197,14 +197,13 @@ def _since_empty(
     places = [(stream, window) for stream in range(len(full)) for window in range(cut.filling, cut.windows - reach + 1)]
     count = min(len(places), max(len(full), tokens // (reach * T)))
     chosen = np.random.default_rng(seed).choice(len(places), count, replace=False)
-    empty, weight = dataclasses.replace(model.config, empty_memory="masked"), next(model.parameters())
 
     fresh, excess = [], []
     groups = np.array_split(chosen, math.ceil(count / (share * len(full))))
     for index, group in enumerate(groups):
         origins = [(places[i][0], places[i][1] * T) for i in group]
         rows = torch.stack([cut.tokens[stream, start : start + reach * T + 1] for stream, start in origins])
-        memory = Memory.empty(empty, len(group), weight.device, weight.dtype)
+        memory = model.initial_memory(len(group))  # zeros or masked, as generation starts
         done = part(progress, index / len(groups), (index + 1) / len(groups))
         fresh.append(_bits(read(model, rows, memory, progress=done)))
         excess.append(fresh[-1] - np.stack([full[stream, start : start + reach * T] for stream, start in origins]))

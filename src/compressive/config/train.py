@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from compressive.config.checks import check_values
+from compressive.config.checks import check_values, is_int, require
 from compressive.config.documented import documented
 from compressive.config.model import AnyModelConfig, ModelConfig, WaveNetConfig
 from compressive.config.presets import load_preset, read_tables
@@ -12,6 +12,8 @@ from compressive.config.presets import load_preset, read_tables
 Precision = Literal["fp32", "bf16"]
 Parallel = Literal["ddp", "fsdp"]
 Attention = Literal["auto", "reference", "fused"]
+ZERO_ALLOWED = ("warmup_steps", "update_every_from", "reset_probability", "seed", "eval_every", "sample_every")
+"""Fields of `TrainConfig` that may be 0."""
 
 
 @documented
@@ -34,6 +36,9 @@ class TrainConfig:
     """Training steps; one step reads `unroll` windows of every stream."""
     batch: int = 32
     """Batch size: the corpus is cut into this many contiguous streams, each with its own memory."""
+    micro_batch: Literal["auto"] | int = 0
+    """Rows of a process that go through the model at a time: gradients are those of the whole batch, memory for
+    activations that of these rows. 0: all at once; auto: as many as fit, halved until a step does."""
     unroll: int = 1
     """BPTT windows per step, through which gradients flow; 2 trains the compressor by BPTT."""
     learning_rate: float = 3e-4
@@ -52,6 +57,9 @@ class TrainConfig:
     """Steps whose gradients are averaged into one update, from step `update_every_from` on."""
     update_every_from: int = 60_000
     """Step from which `update_every` applies; before it, every step is an update."""
+    reset_probability: float = 0.0
+    """Probability that a row's memory is emptied before a window, as at the beginning of a text (ours; in the paper it
+    is only empty once, and short prompts are read badly)."""
     precision: Precision = "fp32"
     """Precision of matrix products: fp32, or bf16 by autocast (memory in bf16, weights in fp32)."""
     attention: Attention = "auto"
@@ -88,7 +96,10 @@ class TrainConfig:
     """Also send metrics to Weights & Biases."""
 
     def __post_init__(self) -> None:
-        check_values(self, zero_allowed=("warmup_steps", "update_every_from", "seed", "eval_every", "sample_every"))
+        check_values(self, zero_allowed=ZERO_ALLOWED)
+        micro, chance = self.micro_batch, self.reset_probability
+        require(micro == "auto" or (is_int(micro) and micro >= 0), "micro_batch", micro, "auto, 0 or a number of rows")
+        require(chance <= 1, "reset_probability", chance, "a number from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if isinstance(self.model, WaveNetConfig):
+            chance = self.train.reset_probability
+            require(not chance, "reset_probability", chance, "0: a WaveNet has no memory but its receptive field")
             return
         trainable = self.model.compression not in ("max", "mean", "most_used") and any(self.model.compressed_sizes)
         if trainable and self.model.compression_loss == "none" and self.train.unroll == 1:

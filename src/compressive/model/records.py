@@ -50,6 +50,10 @@ class TensorRecord:
         """Copy another record's tensors in place if the condition, a 0-d bool tensor, holds; without a device sync."""
         return self._combine([other], lambda x, y: x.copy_(torch.where(condition, y, x)), shared=True)
 
+    def rows(self, rows: slice) -> Self:
+        """Return consecutive batch rows, as views: what is written into them is written into this record."""
+        return self._combine([], lambda x: x[rows])
+
     def select(self, rows: Tensor) -> Self:
         """Pick batch rows by number; a row named more than once is forked."""
         return self._combine([], lambda x: x.index_select(0, rows))

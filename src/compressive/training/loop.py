@@ -60,7 +60,8 @@ def train(run: Run, world: World | None = None) -> int:
         )
 
     world.first(lambda: run.keep_corpus(corpus))
-    world.first(lambda: preflight.report(config, world, streams.count))
+    rows = preflight.micro_batch(config, world, streams.count)
+    world.first(lambda: preflight.report(config, world, streams.count, rows))
     saved = world.first(lambda: checkpoint.latest(run.checkpoints))
     origin = Origin.read(run.folder)
     torch.manual_seed(options.seed)
@@ -68,6 +69,7 @@ def train(run: Run, world: World | None = None) -> int:
     if origin is not None and saved is None and origin.load().copy_into(model):
         note(f"compressors start from random weights: {origin.source} has none")
     step_fn = Step(model, options, world, streams.count)
+    step_fn.micro_batch = rows
     torch.manual_seed(options.seed + world.rank)  # from here on random numbers are dropout's
     step, position, tokens_read, best, seconds = 0, 0, 0, math.inf, 0.0
     if saved is not None:
@@ -100,14 +102,18 @@ def train(run: Run, world: World | None = None) -> int:
         if origin is not None and not step:
             where += f", starting from {origin.source} at step {origin.step}"
         together = f" × {world.size} ({options.parallel})" if world.size > 1 else ""
+        if options.micro_batch == "auto" and step < options.steps:
+            step_fn.fit_micro_batch(_read(streams, position, step, config, device))
         how = f"{device}{together}, {options.precision}"
+        if step_fn.micro_batch < streams.count:
+            how += f", micro-batches of {step_fn.micro_batch} rows"
         how += ", compiled" * options.compile + ", captured" * step_fn.captures
         recorder.say(f"training {run.folder} on {corpus.name}, {how}, {where}")
         forms = explain(config.model, device=device.type, precision=options.precision, parallel=options.parallel)
         for line in describe(forms):
             recorder.say(line)
         while step < options.steps and not stopping:
-            windows = _read(streams, position, config.model.window, options.unroll, device)
+            windows = _read(streams, position, step, config, device)
             record = step_fn(windows, step, bool(signals))
             step += 1
             tokens_read += options.batch * stride
@@ -244,8 +250,9 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _read(streams: Streams, position: int, window: int, count: int, device: torch.device) -> Windows:
-    """Copy some windows of every stream, and where clips begin if there are any, to the device, asynchronously."""
+def _read(streams: Streams, position: int, step: int, config: RunConfig, device: torch.device) -> Windows:
+    """Copy a step's windows to the device, asynchronously: tokens, where clips begin, and which rows are reset."""
+    window, count, chance = config.model.window, config.train.unroll, config.train.reset_probability
 
     def move(views: Iterable[np.ndarray[Any, Any]]) -> Tensor:
         view = np.stack(list(views))
@@ -258,7 +265,17 @@ def _read(streams: Streams, position: int, window: int, count: int, device: torc
     x, y = zip(*(streams.window(place, window) for place in places), strict=True)
     starts = [streams.starts(place, window) for place in places]
     clips = None if starts[0] is None else move(view for view in starts if view is not None)
-    return Windows(move(x).long(), move(y).long(), clips)
+    resets = move(_resets(streams, step, config.train)) if chance else None
+    return Windows(move(x).long(), move(y).long(), clips, resets)
+
+
+def _resets(streams: Streams, step: int, options: TrainConfig) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of the process's rows start from an empty memory, bool (unroll, streams).
+
+    It depends on seed and step alone, so it is the same after a resume and for any number of processes.
+    """
+    chances = np.random.default_rng((options.seed, step)).random((options.unroll, options.batch))
+    return chances[:, streams.first : streams.first + streams.count] < options.reset_probability
 
 
 def _rng_state(world: World) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from compressive.kernels.dispatch import using
 from compressive.runs.origin import Origin
 from compressive.runs.run import Run
 from compressive.runtime import autocast, memory_gib
-from compressive.training.step import first_memory
+from compressive.training.step import FITTING, first_memory
 
 GIB = 2**30
 Protocol = TypeVar("Protocol", TrainConfig, LearnConfig)
@@ -174,9 +174,12 @@ class Need(NamedTuple):
         return sum(self)
 
 
-def estimate(config: RunConfig, device: torch.device, streams: int) -> Need:
-    """Estimate what a run needs, by a forward pass without data that counts what it keeps for the backward pass."""
-    options, kept = config.train, list[UntypedStorage]()
+def estimate(config: RunConfig, device: torch.device, streams: int, rows: int | None = None) -> Need:
+    """Estimate what a run needs, by a forward pass without data that counts what it keeps for the backward pass.
+
+    `rows` of the streams go through the model at a time, all of them unless given.
+    """
+    options, kept, rows = config.train, list[UntypedStorage](), rows or streams
 
     def keep(tensor: Tensor) -> Tensor:
         kept.append(tensor.untyped_storage())
@@ -187,12 +190,12 @@ def estimate(config: RunConfig, device: torch.device, streams: int) -> Need:
         parameters = [parameter.untyped_storage() for parameter in model.parameters()]
         memory = first_memory(model, options, streams)
         slots = [x.untyped_storage() for x in memory.state_dict().values()]
-        x = model.embedding(torch.zeros(streams, config.model.window, dtype=torch.long))
+        x = model.embedding(torch.zeros(rows, config.model.window, dtype=torch.long))
         with (
             autocast(device, options.precision),
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         ):
-            model.trunk(x, memory)
+            model.trunk(x, memory.rows(slice(rows)))
     weights, activations = _bytes(parameters), _bytes(kept, apart_from=parameters)
     if options.recompute:  # one layer's, and the input of each
         layers = config.model.n_layers
@@ -207,15 +210,44 @@ def _bytes(storages: Iterable[UntypedStorage], apart_from: Iterable[UntypedStora
     return sum(sizes[key] for key in sizes.keys() - {storage._cdata for storage in apart_from})
 
 
-def report(config: RunConfig, world: World, streams: int) -> None:
-    """Say what a run will need, and warn where the machine has less or where the rate never reaches its peak."""
+def micro_batch(config: RunConfig, world: World, streams: int) -> int:
+    """Return how many of a process's streams go through the model at a time; for `auto` an estimate of what fits.
+
+    Raises ValueError for `auto` with several processes, which would have to agree.
+    """
+    asked = config.train.micro_batch
+    if asked != "auto":
+        return min(asked or streams, streams)
+    if world.size > 1:
+        raise ValueError(
+            f"micro_batch='auto' with {world.size} processes: expected a number of rows, as all have to take the same; "
+            "--train.micro-batch auto on one of the GPUs says how many fit"
+        )
+    there = memory_gib(world.device)
+    try:
+        need = estimate(config, world.device, streams)
+    except Exception as error:  # an estimate must not stop a run: the first step finds out
+        note(f"no estimate of the memory that the run needs ({error})")
+        return streams
+    if there is None:
+        return streams
+    left = FITTING * there * GIB - need.weights - need.memory
+    rows = max(1, min(streams, int(left / max(1, need.activations // streams))))
+    return -(-streams // -(-streams // rows))  # as many micro-batches, of equal size
+
+
+def report(config: RunConfig, world: World, streams: int, rows: int | None = None) -> None:
+    """Say what a run will need, and warn where the machine has less or where the rate never reaches its peak.
+
+    `rows` of the process's streams go through the model at a time, all of them unless given.
+    """
     options = config.train
     if options.steps <= options.warmup_steps:
         warn(_warm_up(options))
     if options.parallel == "fsdp":  # shards: a process needs less than a whole model
         return
     try:
-        need = estimate(config, world.device, streams)
+        need = estimate(config, world.device, streams, rows)
     except ValueError:  # a configuration that cannot run
         raise
     except Exception as error:  # an estimate must not stop a run
@@ -227,8 +259,8 @@ def report(config: RunConfig, world: World, streams: int) -> None:
     note(f"needs about {need.total / GIB:.1f} GiB ({parts}), besides Python and torch{has}")
     if there is not None and need.total > there * GIB:
         warn(
-            f"about {need.total / GIB:.1f} GiB are needed and {there:.1f} are there: give a smaller --train.batch "
-            "(more --train.update-every), --model.window or model, or --train.recompute"
+            f"about {need.total / GIB:.1f} GiB are needed and {there:.1f} are there: give --train.micro-batch auto, "
+            "--train.recompute, or a smaller --train.batch (more --train.update-every), --model.window or model"
         )
 
 

@@ -4,6 +4,7 @@ Nothing here waits for the device: whether a step was finite is decided there. S
 step is captured as a CUDA graph, and costs the host one launch.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
@@ -16,19 +17,26 @@ from compressive.distributed import World, local, whole
 from compressive.kernels.dispatch import choose
 from compressive.model.embedding import AdaptiveEmbedding
 from compressive.model.language_model import LanguageModel
-from compressive.runtime import autocast
+from compressive.runtime import autocast, memory_gib, peak_gib
 from compressive.training.schedule import is_update, learning_rate, steps_per_update
 
 WARM_UP = 3
 """Steps of a kind that are called before one is captured: compilation, and buffers that libraries keep."""
+FITTING = 0.75
+"""Share of a GPU's memory that a step may take with `micro_batch="auto"`; evaluation needs some of the rest."""
 
 
 class Windows(NamedTuple):
-    """What one step reads, on the device: (unroll, streams, window) each."""
+    """What one step reads, on the device."""
 
-    tokens: Tensor
-    targets: Tensor
-    starts: Tensor | None  # where new documents begin, if the corpus has such places
+    tokens: Tensor  # (unroll, streams, window)
+    targets: Tensor  # the same
+    starts: Tensor | None  # the same, bool: where new documents begin, if the corpus has such places
+    resets: Tensor | None = None  # (unroll, streams), bool: rows whose memory is emptied before a window
+
+    def rows(self, rows: slice) -> Self:
+        """Some of the streams."""
+        return type(self)(*(None if x is None else x[:, rows] for x in self))  # type: ignore[arg-type]
 
     def clone(self) -> Self:
         """Copy everything."""
@@ -39,6 +47,14 @@ class Windows(NamedTuple):
         for mine, its in zip(self, other, strict=True):
             if mine is not None and its is not None:
                 mine.copy_(its)
+
+
+class Losses(NamedTuple):
+    """Of one micro-batch, with their graph."""
+
+    task: Tensor  # ()
+    compression: Tensor  # ()
+    memory: Any
 
 
 class StepRecord(NamedTuple):
@@ -75,6 +91,8 @@ class Step:
 
             self.clipped_adam = ClippedAdam(self.optimiser, self.groups, options.clip)
         self.memory = first_memory(model, options, streams)
+        self.streams = streams
+        self.micro_batch = streams if options.micro_batch in (0, "auto") else min(int(options.micro_batch), streams)
         self.totals: list[Tensor] = []  # gradients since the last update, where updates are rarer than steps
         self.counted = torch.zeros((), device=self.device)  # and over how many steps
         self.accumulating = False
@@ -101,7 +119,9 @@ class Step:
         if kind not in self.graphs:
             held = windows.clone()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # One pool for all kinds of steps: they never run at once, and nothing but the record outlives a step.
+            pool = next(iter(self.graphs.values()))[0].pool() if self.graphs else None
+            with torch.cuda.graph(graph, pool=pool):
                 record = self.advance(held, *kind)
             self.graphs[kind] = graph, held, record
         graph, held, record = self.graphs[kind]
@@ -111,23 +131,14 @@ class Step:
 
     def advance(self, windows: Windows, accumulates: bool, updates: bool) -> StepRecord:
         """Take a step: forward over the BPTT windows, backward, and an update if this kind of step has one."""
-        options, memory = self.options, self.memory
-        task, compression = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        with self.autocast:
-            for i in range(options.unroll):
-                x, y, starts = (None if part is None else part[i] for part in windows)
-                out = self.forward(x, memory, targets=y, starts=starts)
-                memory = out.memory
-                task = task + out.nll.mean() / options.unroll
-                compression = compression + out.compression_loss / options.unroll
-        (task + compression).backward()  # they share no parameter, so no constant weighs them
+        task, compression, memory = self.gradients(windows)
 
         # Whether the step is finite is decided on the device, for all processes.
-        losses = torch.stack([task.detach(), compression.detach(), self.asked])
+        losses = torch.stack([task, compression, self.asked])
         task, compression, asked = self.world.mean(losses).unbind()
         norms = self.norms()
         good = finite = (task + compression).isfinite() & whole(norms[0]).isfinite() & whole(norms[1]).isfinite()
-        self.memory = self.keep(memory.detach(), finite, self.memory)
+        self.memory = self.keep(memory, finite, self.memory)
         if accumulates:
             self._accumulate(finite)
         if updates:
@@ -143,6 +154,69 @@ class Step:
         self.optimiser.zero_grad(set_to_none=True)
         norm, compressor_norm = map(whole, norms)
         return StepRecord(task, compression, norm, compressor_norm, finite.float(), asked)
+
+    def gradients(self, windows: Windows) -> tuple[Tensor, Tensor, list[Any]]:
+        """Add the gradients of all rows to those of the parameters, one micro-batch after the other.
+
+        Returns both losses and the next memory of each micro-batch, all detached. Processes exchange gradients with the
+        last micro-batch only.
+        """
+        task, compression = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        parts, memories = self.micro_batches(), []
+        for rows in parts:
+            share = (rows.stop - rows.start) / self.streams  # every row has as many targets
+            whole_batch = len(parts) == 1
+            read, memory = (windows, self.memory) if whole_batch else (windows.rows(rows), self.memory.rows(rows))
+            with self.world.exchanging_gradients(self.forward, rows is parts[-1]):
+                losses = self.losses(read, memory)
+                # They share no parameter, so no constant weighs them.
+                ((losses.task + losses.compression) * share).backward()
+            task, compression = task + losses.task.detach() * share, compression + losses.compression.detach() * share
+            memories.append(losses.memory.detach())
+        return task, compression, memories
+
+    def losses(self, windows: Windows, memory: Any) -> "Losses":
+        """Go forward over the BPTT windows, from a memory; the means over windows and rows."""
+        unroll = self.options.unroll
+        task, compression = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        with self.autocast:
+            for i in range(unroll):
+                x, y, starts, resets = (None if part is None else part[i] for part in windows)
+                if resets is not None:
+                    memory = memory.reset(resets)
+                out = self.forward(x, memory, targets=y, starts=starts)
+                memory = out.memory
+                task = task + out.nll.mean() / unroll
+                compression = compression + out.compression_loss / unroll
+        return Losses(task, compression, memory)
+
+    def micro_batches(self) -> list[slice]:
+        """The rows that go through the model together."""
+        edges = [*range(0, self.streams, self.micro_batch), self.streams]
+        return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
+
+    def fit_micro_batch(self, windows: Windows) -> None:
+        """Halve the micro-batch until gradients of such windows fit into the device's memory; nothing else changes.
+
+        Raises torch.OutOfMemoryError if not even one row fits.
+        """
+        there = memory_gib(self.device)
+        while True:
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                fits = False
+                try:
+                    self.gradients(windows)
+                    fits = self.device.type != "cuda" or there is None or peak_gib(self.device) <= FITTING * there
+                except torch.OutOfMemoryError:
+                    if self.micro_batch == 1:
+                        raise
+            self.optimiser.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(self.device)
+            if fits or self.micro_batch == 1:
+                return
+            self.micro_batch = -(-self.micro_batch // 2)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """All that a run needs to go on as if it had never stopped; to be saved, or to be read into.
@@ -201,16 +275,33 @@ def _optimiser(parameters: list[nn.Parameter], rate: float | Tensor, capturable:
     return optimiser
 
 
-def _keeper(options: TrainConfig, device: torch.device) -> Callable[[Any, Tensor, Any], Any]:
-    """Return what keeps a step's memory if the step was finite, and else the one before it.
+def _keeper(options: TrainConfig, device: torch.device) -> Callable[[list[Any], Tensor, Any], Any]:
+    """Return what keeps a step's memory, given by micro-batch, if the step was finite, and else the one before it.
 
     On a CPU Python can decide. On a GPU the device decides, in place, as a captured step must find memory where it was:
     dozens of tensors, so best compiled.
     """
     if device.type == "cpu":
-        return lambda memory, finite, before: memory if finite else before
+        return lambda parts, finite, before: before if not finite else parts[0] if len(parts) == 1 else join(parts)
 
-    def keep(memory: Any, finite: Tensor, before: Any) -> Any:
+    def replace(memory: Any, finite: Tensor, before: Any) -> Any:
         return before.replace_(finite, memory)
 
-    return torch.compile(keep) if options.compile else keep
+    replace = torch.compile(replace) if options.compile else replace
+
+    def keep(parts: list[Any], finite: Tensor, before: Any) -> Any:
+        if len(parts) == 1:
+            return replace(parts[0], finite, before)
+        start = 0
+        for part in parts:
+            stop = start + part.batch_size
+            replace(part, finite, before.rows(slice(start, stop)))
+            start = stop
+        return before
+
+    return keep
+
+
+def join(parts: list[Any]) -> Any:
+    """The memories of all rows, of those of some."""
+    return parts[0].join(parts)
