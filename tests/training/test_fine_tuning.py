@@ -150,6 +150,7 @@ def test_other_shapes_are_refused_by_field_and_value(model, message, source, dat
 
 def test_what_weights_do_not_depend_on_may_differ(source, data_dir, tmp_path):
     model = {"compression_rate": (4, 4), "compression_loss": "autoencoding", "empty_memory": "masked"}
+    model |= {"spanning_slots": "partial"}
     loop.train(started(tmp_path / "run", source, data_dir, model=model))
 
 

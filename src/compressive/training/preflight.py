@@ -73,7 +73,9 @@ def begin(
     return world.first(create)
 
 
-INDEPENDENT = {"window", "memory_size", "compressed_size", "empty_memory", "dropout", "attention_dropout"}
+INDEPENDENT = {
+    "window", "memory_size", "compressed_size", "empty_memory", "spanning_slots", "dropout", "attention_dropout",
+}  # fmt: skip
 """Fields of a model that its weights do not depend on."""
 COMPRESSION = {"compression", "compression_rate", "compression_loss"}
 """Fields that compressors alone depend on."""
