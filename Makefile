@@ -2,13 +2,14 @@
 # make test        everything CI checks: style, types, tests; creates the environment when there is none
 # make test-fast   style, and the tests that take no more than a second each: for the inner loop of a developer
 # make soak        the tests that take minutes
+# make docs        the documentation site, in build/site
 # make clean       removes the environment and caches
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test test-fast lint types types-package types-tests pytest soak quickstart clean
+.PHONY: test test-fast lint types types-package types-tests pytest soak quickstart docs clean
 
 test: lint types pytest
 
@@ -49,9 +50,14 @@ test-fast: lint
 soak: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m soak
 
+docs: $(VENV)/installed
+	$(BIN)/python tools/docs_site.py build/site-source
+	$(BIN)/zensical build -f mkdocs.yml --strict
+	@echo "open build/site/index.html"
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plots,topics,audio,rl,ray,onnx,hf,lm-eval,web]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plots,topics,audio,rl,ray,onnx,hf,lm-eval,web,docs]'
 	touch $@
 
 clean:

@@ -51,6 +51,15 @@ def test_the_readme_example_runs():
     assert all(p.grad is not None for p in names["model"].parameters())
 
 
+def test_the_examples_of_own_model_md_run():
+    blocks = re.findall(r"```python\n(.*?)```", PAGES["docs/own-model.md"], re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)
+    assert names["hidden"].shape == (4, 64)
+
+
 @pytest.mark.slow
 def test_the_examples_of_python_md_run(tmp_path, monkeypatch):
     """One after the other, as a reader would run them, on a quickstart of two steps."""
@@ -60,8 +69,9 @@ def test_the_examples_of_python_md_run(tmp_path, monkeypatch):
     (tmp_path / "data" / "tiny").rename(tmp_path / "data" / "books")
     short = ["--train.steps", "2", "--train.eval-every", "0", "--train.sample-every", "0"]
     assert main(["train", "quickstart", *short, "--quiet"]) == 0
-    blocks = re.findall(r"```python\n(.*?)```", PAGES["docs/python.md"], re.DOTALL)
-    assert len(blocks) == 5
+    blocks = re.findall(r"```python\n(.*?)```", PAGES["docs/index.md"], re.DOTALL)
+    blocks += re.findall(r"```python\n(.*?)```", PAGES["docs/python.md"], re.DOTALL)
+    assert len(blocks) == 1 + 5
     names: dict[str, Any] = {}
     for block in blocks:
         exec(block, names)
@@ -378,6 +388,41 @@ def test_the_comparison_on_enwik8_is_that_of_its_results():
     assert table_row(page, "TransformerXL, 1,024", having="seed 0")[0:2] == txl
     assert table_row(page, "TransformerXL, 512", having="seed 0")[0:2] == [*small, "–"]
     assert f"{' and '.join(ours)}; TransformerXL {' and '.join(txl)}" in README
+
+
+def test_the_figures_of_choosing_are_those_of_their_results():
+    page = " ".join(PAGES["docs/choosing.md"].split())
+    runs = {(run["title"], run["seed"]): run for run in results("experiments/enwik8-memory/2026-11-18-h200")["runs"]}
+
+    def bits(title: str, seed: int, label: str, split: str = "valid", kind: str = "bits") -> str:
+        (found,) = (
+            e for e in runs[title, seed]["evaluation"] if (e["split"], e["label"].split(", ")[0]) == (split, label)
+        )
+        return f"{found[kind]:.4f}"
+
+    sizes = ["memory_size 256", "memory_size 512", "as trained", "memory_size 2048", "memory_size 4096"]
+    for seed in (0, 1):
+        row = " | ".join(bits("TransformerXL 1024", seed, size) for size in sizes)
+        assert f"| seed {seed} | {row} |" in page
+    ours, theirs = (
+        [bits(title, seed, "as trained", "test") for seed in (0, 1)]
+        for title in ("compressive 512+512 rate 4", "TransformerXL 1024")
+    )
+    assert f"{ours[0]} and {ours[1]} against {theirs[0]} and {theirs[1]}" in page
+    run = runs["compressive 512+512 rate 4", 0]
+    assert f"{run['parameters_of_compressors'] / 1e6:.1f} of {run['parameters'] / 1e6:.1f} million" in page
+    found = {e["label"]: e for e in run["evaluation"] if e["split"] == "valid"}
+    zeros, masked = (found[f"compressed_size 1024, empty_memory {kind}"] for kind in ("zeros", "masked"))
+    assert f"1.4401 bits with none, {found['as trained']['bits']:.4f} with 512, {zeros['bits']:.4f} with 1,024" in page
+    assert f"{found['compressed_size 0']['bits']:.4f} bits with none" in page
+    assert f"{found['compressed_size 2048, empty_memory zeros']['bits']:.4f} with 2,048" in page
+    assert f"{zeros['bits']:.4f} and masked slots {masked['bits']:.4f} bits" in page
+    assert f"{zeros['filled']:.4f}" == f"{masked['filled']:.4f}"
+    assert f"{zeros['filled']:.4f} both" in page
+    curve = {r["step"]: r for r in results("experiments/enwik8-base/2026-11-15-h200-2")["curve"] if r["kind"] == "train"}
+    for step in (100, 900, 2100, 11000):
+        assert f"{curve[step]['compression_loss']:.3f} at step {step:,}" in page
+    assert f"from {curve[900]['loss']:.2f} to {curve[2100]['loss']:.2f} nats" in page
 
 
 def test_other_figures_are_those_of_their_results():
