@@ -419,7 +419,9 @@ def test_the_figures_of_choosing_are_those_of_their_results():
     assert f"{zeros['bits']:.4f} and masked slots {masked['bits']:.4f} bits" in page
     assert f"{zeros['filled']:.4f}" == f"{masked['filled']:.4f}"
     assert f"{zeros['filled']:.4f} both" in page
-    curve = {r["step"]: r for r in results("experiments/enwik8-base/2026-11-15-h200-2")["curve"] if r["kind"] == "train"}
+    curve = {
+        r["step"]: r for r in results("experiments/enwik8-base/2026-11-15-h200-2")["curve"] if r["kind"] == "train"
+    }
     for step in (100, 900, 2100, 11000):
         assert f"{curve[step]['compression_loss']:.3f} at step {step:,}" in page
     assert f"from {curve[900]['loss']:.2f} to {curve[2100]['loss']:.2f} nats" in page

@@ -46,7 +46,9 @@ def test_the_site_builds_and_nothing_in_it_is_missing(tmp_path):
     (tmp_path / "src").symlink_to(ROOT / "src")
     staging().stage(ROOT, tmp_path / "build" / "site-source")
     builder = Path(sys.executable).with_name("zensical")
-    done = subprocess.run([builder, "build", "-f", "mkdocs.yml", "--strict"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [builder, "build", "-f", "mkdocs.yml", "--strict"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     site = tmp_path / "build" / "site"
     pages = {path: Page(path.read_text("utf-8")) for path in site.rglob("*.html") if path.name != "404.html"}

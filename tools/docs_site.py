@@ -9,6 +9,7 @@ every such file is copied to files/ and the link turned to it. CHANGELOG.md and 
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,8 +29,8 @@ def stage(root: Path, out: Path) -> None:
     pages |= {root / name: Path(page) for name, page in PAGES.items()}
     out.mkdir(parents=True)
     for source, page in pages.items():
-        text = source.read_text("utf-8")
-        (out / page).write_text(_LINK.sub(lambda link: _turned(link, source, root, out, pages), text), "utf-8")
+        turned = partial(_turned, source=source, root=root, out=out, pages=pages)
+        (out / page).write_text(_LINK.sub(turned, source.read_text("utf-8")), "utf-8")
 
 
 def _turned(link: re.Match[str], source: Path, root: Path, out: Path, pages: dict[Path, Path]) -> str:

@@ -1,0 +1,63 @@
+"""The wheel and the source distribution as a new user gets them: what they hold, and a run in a bare environment."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHIPPED = ("presets/quickstart.toml", "data/pg19/official.csv.xz", "harness/tasks/enwik8.yaml", "py.typed")
+"""Data without which a command fails, below compressive/."""
+
+
+def run(*words, cwd, **options):
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [str(word) for word in words], cwd=cwd, env=environment, capture_output=True, text=True, **options
+    )
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.soak
+def test_a_release_installs_into_a_bare_environment_and_works(tmp_path):
+    source = tmp_path / "source"
+    run("git", "clone", "--quiet", ROOT, source, cwd=tmp_path)
+    run(sys.executable, "-m", "build", "--outdir", tmp_path / "dist", source, cwd=tmp_path)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    (sdist,) = (tmp_path / "dist").glob("*.tar.gz")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"compressive/{name}" for name in SHIPPED} <= held
+    assert any(name.endswith("licenses/NOTICE") for name in held)
+    assert not [name for name in held if name.startswith(("tests/", "books/", "docs/"))]
+    with tarfile.open(sdist) as archive:
+        assert any(name.endswith("/books/README.md") for name in archive.getnames())
+
+    venv.create(tmp_path / "env", with_pip=True)
+    python, compressive = tmp_path / "env" / "bin" / "python", tmp_path / "env" / "bin" / "compressive"
+    run(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+    installed = run(python, "-m", "pip", "list", "--format=freeze", cwd=tmp_path).lower()
+    for extra in ("matplotlib", "transformers", "gymnasium", "triton", "starlette", "lm_eval"):
+        assert f"{extra}==" not in installed, f"the core brings {extra}"
+
+    shutil.copytree(ROOT / "books", tmp_path / "books")
+    assert run(compressive, "--version", cwd=tmp_path).startswith("compressive ")
+    run(compressive, "data", "prepare", "text", "books", "--name", "books", cwd=tmp_path)
+    run(compressive, "train", "quickstart", "--train.steps", "20", cwd=tmp_path)
+    assert run(compressive, "generate", "runs/quickstart", "--prompt", "The", "--length", "20", cwd=tmp_path)
+    assert "bits per character" in run(
+        compressive, "evaluate", "runs/quickstart", "--split", "test", "--streams", "8", cwd=tmp_path
+    )
+    timed = (
+        "import time; began = time.perf_counter(); import compressive, sys; "
+        "print(time.perf_counter() - began, 'torch' in sys.modules)"
+    )
+    seconds, torch_loaded = run(python, "-c", timed, cwd=tmp_path).split()
+    assert float(seconds) < 2
+    assert torch_loaded == "False"
