@@ -124,6 +124,7 @@ def test_documented_commands_are_understood(line, tmp_path, monkeypatch, capsys)
         ("export", "export"),
         ("lm_eval", "evaluate"),
         ("experiment", "experiment"),
+        ("serve", "serve"),
         ("bench", "bench"),
         ("pg19.build", "build"),
         ("pg19.verify", "verify"),

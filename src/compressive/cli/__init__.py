@@ -18,6 +18,7 @@ COMMANDS = {
     "train": ("train", "train a model from a preset"),
     "evaluate": ("evaluate", "score a run: bits per character, perplexity, any memory sizes"),
     "generate": ("generate", "sample text or audio from a run"),
+    "serve": ("serve", "serve a web page that shows a model's memory at work"),
     "analyze": ("analyze", "measure how a run uses memory, attention and compression"),
     "runs": ("runs", "list runs: preset, corpus, steps, best score, speed, state"),
     "compare": ("compare", "compare runs: what differs, scores over seeds, curves in one figure"),

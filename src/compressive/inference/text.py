@@ -9,12 +9,13 @@ class TextStream:
     """Decodes one token at a time, in constant time and space.
 
     A token's text is what it adds to that of the token before it, so that separators between words appear. Bytes
-    that do not make up a whole character yet are held back; those that never will become U+FFFD.
+    that do not make up a whole character yet are held back; those that never will become U+FFFD. `before` is the
+    token before the first one; None at the beginning of a text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, before: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: int | None) -> None:
         self._tokenizer = tokenizer
-        self._before = before
+        self._before = [] if before is None else [before]
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
@@ -22,8 +23,8 @@ class TextStream:
         if token >= self._tokenizer.vocab_size:
             return "\ufffd"
         decode = self._tokenizer.decode
-        added = decode([self._before, token])[len(decode([self._before])) :]
-        self._before = token
+        added = decode([*self._before, token])[len(decode(self._before)) :]
+        self._before = [token]
         return self._characters.decode(added)
 
     def finish(self) -> str:

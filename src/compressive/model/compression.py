@@ -108,12 +108,16 @@ class MostUsed(Compressor):
     """
 
     def forward(self, old: Evicted) -> tuple[Tensor, Tensor]:  # noqa: D102
+        kept = self.kept(old)
+        slots = old.slots.gather(1, kept[..., None].expand(-1, -1, old.slots.shape[-1]))
+        return slots, old.valid.gather(1, kept)
+
+    def kept(self, old: Evicted) -> Tensor:
+        """Which of the evicted slots stay, by number (B, n // c), oldest first."""
         assert old.usage is not None
         rank = old.usage.masked_fill(~old.valid, -1)  # usage is never negative
         order = rank.sort(dim=1, descending=True, stable=True).indices
-        kept = order[:, : rank.shape[1] // self.rate].sort(dim=1).values
-        slots = old.slots.gather(1, kept[..., None].expand(-1, -1, old.slots.shape[-1]))
-        return slots, old.valid.gather(1, kept)
+        return order[:, : rank.shape[1] // self.rate].sort(dim=1).values
 
 
 class RecurrentCompression(Compressor):

@@ -243,11 +243,17 @@ def start_cache(layer: "Layer", memory: LayerMemory, code: Tensor, window: int) 
 
 
 def step_layer(
-    layer: "Layer", h: Tensor, cache: LayerCache, now: Now, joined: Tensor | None = None
+    layer: "Layer",
+    h: Tensor,
+    cache: LayerCache,
+    now: Now,
+    joined: Tensor | None = None,
+    observe: Callable[[Tensor], object] | None = None,
 ) -> tuple[Tensor, LayerCache]:
     """Lines 5 to 7 and 12 for one position per row, h (B, D), whose key and value are written into the cache.
 
-    `joined` (3·D, D) is W_q, W_k and W_v as one matrix, if the caller has it.
+    `joined` (3·D, D) is W_q, W_k and W_v as one matrix, if the caller has it. `observe` is called with the attention
+    weights (B, H, N).
     """
     attention, x = layer.attention, layer.normed(h)
     if joined is None:
@@ -261,6 +267,8 @@ def step_layer(
     attended, weights = relative_attention_step(
         q, k, v, cache.key, cache.value, attention.content_bias, positions, now, layer.n_compressed, layer.n_memory
     )
+    if observe is not None:
+        observe(weights)
     if cache.received is not None:
         recent = weights.mean(dim=1)[:, layer.n_compressed : layer.n_memory]
         cache = replace(cache, received=cache.received + recent)

@@ -1,0 +1,374 @@
+"""The web page's server: what it answers, what it refuses, and that it stops when it is told to."""
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+import warm_python
+from starlette.testclient import TestClient
+from training_helpers import make_run, model_config, tiny_run_config
+from web_helpers import finish, same_state, serving, tiny_model, tiny_text
+
+from compressive.cli import main
+from compressive.data.tokenizer import ByteTokenizer
+from compressive.model.language_model import CompressiveLM
+from compressive.runs import checkpoint
+from compressive.web.engine import Sizes
+from compressive.web.guard import is_loopback
+from compressive.web.server import STATIC, Limits, Server, listen
+from compressive.web.text import SamplingOptions, Text
+
+PROMPT = "It was the best of times, it was the worst of times"
+SAMPLING = {"tokens": 40, "temperature": 1.2, "top_p": 0.95, "seed": 7}
+HERE = "http://127.0.0.1:8642"
+
+
+@pytest.fixture
+def server():
+    return Server(tiny_model(), "tiny", Limits(body=4000, text=1000, tokens=200, texts=3, slots=40, page=100))
+
+
+@pytest.fixture
+def client(server):
+    return TestClient(server.app(), base_url=HERE)
+
+
+def events(answer) -> list[tuple[str, Any]]:
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    found = re.findall(r"event: (\w+)\ndata: (.*)\n\n", answer.text)
+    return [(name, json.loads(data)) for name, data in found]
+
+
+def done(answer) -> dict[str, Any]:
+    name, data = events(answer)[-1]
+    assert name == "done", data
+    return data
+
+
+def opened(client, prompt: str = PROMPT) -> dict[str, Any]:
+    return done(client.post("/api/texts", json={"prompt": prompt}))
+
+
+def tokens(client, number: int) -> list[str]:
+    return client.get(f"/api/texts/{number}/tokens?start=0&stop=100").json()["pieces"]
+
+
+def said(answer, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    return answer.json()["error"]
+
+
+def test_the_page_and_its_files_are_served_with_strict_headers(client):
+    for path in ("/", "/static/app.js", "/static/style.css", "/api/model", "/api/texts/9"):
+        answer = client.get(path)
+        assert answer.status_code == (404 if path.endswith("9") else 200)
+        assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in answer.headers
+    assert client.get("/static/app.js").headers["content-type"].startswith("text/javascript")
+
+
+def test_the_page_needs_nothing_from_elsewhere():
+    for file in STATIC.iterdir():
+        found = re.findall(r"https?://[\w.]+", file.read_text("utf-8"))
+        assert set(found) <= {"http://www.w3.org"}, file.name  # SVG's namespace
+    page = (STATIC / "index.html").read_text("utf-8")
+    assert not re.search(r"\son\w+=|style=|<style|<script>", page)  # the policy would block them
+    for name in re.findall(r"/static/([\w.]+)", page):
+        assert (STATIC / name).is_file()
+
+
+def test_the_model_is_described(client, server):
+    about = client.get("/api/model").json()
+    assert (about["name"], about["layers"], about["heads"], about["window"]) == ("tiny", 2, 2, 8)
+    assert about["sizes"] == {"recent": [12, 12], "compressed": [5, 5]}
+    assert about["limits"]["slots"] == 40
+    assert about["parameters"] == sum(p.numel() for p in server.model.model.parameters())
+
+
+def test_a_text_grows_with_events_and_memory(client):
+    text = opened(client)
+    assert (text["length"], text["title"]) == (51, PROMPT[:40])
+    assert text["memory"]["window"] == {"size": 8, "start": 48, "filled": 3}
+    heard = events(client.post(f"/api/texts/{text['id']}/continue", json=SAMPLING))
+    names = [name for name, _ in heard]
+    assert names[0] == "begin"
+    assert names[-1] == "done"
+    assert {"tokens", "memory"} <= set(names)
+    pieces = [piece for name, data in heard if name == "tokens" for piece in data["pieces"]]
+    assert len(pieces) == 40
+    assert tokens(client, text["id"]) == [*PROMPT, *pieces]
+    assert heard[-1][1]["length"] == 91
+    shown = client.get("/api/texts").json()
+    assert [one["id"] for one in shown] == [text["id"]]
+
+
+def test_rewinding_is_exact_and_forks_are_independent(client):
+    text = opened(client)["id"]
+    client.post(f"/api/texts/{text}/continue", json=SAMPLING)
+    written = tokens(client, text)
+    assert client.post(f"/api/texts/{text}/rewind", json={"at": 70}).json()["length"] == 70
+    fork = client.post(f"/api/texts/{text}/fork", json={"at": 60}).json()
+    assert (fork["parent"], fork["at"], fork["length"]) == (text, 60, 60)
+    client.post(f"/api/texts/{fork['id']}/continue", json=SAMPLING | {"seed": 8})
+    assert tokens(client, text) == written[:70]
+    client.post(f"/api/texts/{text}/continue", json=SAMPLING | {"tokens": 21})
+    assert tokens(client, text) == written
+    compared = client.get(f"/api/compare?a={text}&b={fork['id']}").json()
+    assert 60 <= compared["common"] < 70
+    assert compared["bits"][0] == pytest.approx(compared["bits"][1], abs=1e-3)
+
+
+def test_an_edit_replaces_the_text_from_a_token_on(client):
+    text = opened(client)["id"]
+    edited = done(client.post(f"/api/texts/{text}/edit", json={"at": 7, "text": "a dark night"}))
+    assert "".join(tokens(client, text)) == "It was a dark night"
+    assert edited["length"] == 19
+    assert done(client.post(f"/api/texts/{text}/edit", json={"at": 3, "text": ""}))["length"] == 3
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_memory_sizes_change_live(client, server, again):
+    text = opened(client)["id"]
+    changed = done(client.post(f"/api/texts/{text}/sizes", json={"recent": 6, "compressed": [3, 9], "again": again}))
+    assert changed["sizes"] == {"recent": [6, 6], "compressed": [3, 9]}
+    expected = tiny_text(PROMPT, memory_size=(6, 6), compressed_size=(3, 9)) if again else tiny_text(PROMPT)
+    if not again:
+        expected.resize(Sizes((6, 6), (3, 9)))
+    assert changed["memory"] == expected.memory()
+    assert same_state(server.sessions[text].text, expected)
+
+
+def test_a_look_has_every_layer_and_head(client):
+    text = opened(client)["id"]
+    seen = client.get(f"/api/texts/{text}/look?token=50").json()
+    assert [len(heads) for heads in seen["layers"]] == [2, 2]
+    assert seen["piece"] == PROMPT[50]
+    assert "token=51: expected 1 to 50" in said(client.get(f"/api/texts/{text}/look?token=51"), 400)
+
+
+def test_limits_have_clear_messages(client):
+    too_long = {"prompt": "x" * 1001}
+    assert "1,001 tokens: expected at most 1,000" in said(client.post("/api/texts", json=too_long), 400)
+    assert "more than 4,000 bytes" in said(client.post("/api/texts", json={"prompt": "x" * 5000}), 413)
+    text = opened(client)["id"]
+    path = f"/api/texts/{text}"
+    assert "tokens=201: expected 1 to 200" in said(client.post(f"{path}/continue", json={"tokens": 201}), 400)
+    assert "tokens=1.5: expected a whole" in said(client.post(f"{path}/continue", json={"tokens": 1.5}), 400)
+    assert "temperature=-1.0" in said(client.post(f"{path}/continue", json={"tokens": 1, "temperature": -1}), 400)
+    assert "top_p='x': expected a number" in said(
+        client.post(f"{path}/continue", json={"tokens": 1, "top_p": "x"}), 400
+    )
+    sizes = {"recent": 41, "compressed": 1}
+    assert "recent=41: expected 0 to 40" in said(client.post(f"{path}/sizes", json=sizes), 400)
+    assert "expected at least 1 in layer 0" in said(client.post(f"{path}/sizes", json=sizes | {"recent": 0}), 400)
+    assert "expected one, or one for each of 2" in said(client.post(f"{path}/sizes", json={"recent": [1]}), 400)
+    assert "at=0: expected 1 to 51" in said(client.post(f"{path}/rewind", json={"at": 0}), 400)
+    assert "stop=200: expected 0 to 100" in said(client.get(f"{path}/tokens?start=0&stop=200"), 400)
+    assert "half a character" in said(client.post("/api/texts", content=b'{"prompt": "\\ud800"}', headers=JSON), 400)
+    opened(client)
+    opened(client)
+    assert "3 texts are open" in said(client.post("/api/texts", json={"prompt": "x"}), 429)
+    assert "3 texts are open" in said(client.post(f"{path}/fork", json={"at": 9}), 429)
+    assert client.delete(path).status_code == 204
+    assert f"text {text} is not open" in said(client.get(path), 404)
+    opened(client)
+
+
+JSON = {"content-type": "application/json"}
+
+
+def test_only_json_objects_are_taken(client):
+    for given, headers, status in (
+        (b'{"prompt": "x"}', {"content-type": "text/plain"}, 415),
+        (b"prompt=x", {"content-type": "application/x-www-form-urlencoded"}, 415),
+        (b"[1]", JSON, 400),
+        (b"{", JSON, 400),
+        (b'{"prompt": 3}', JSON, 400),
+    ):
+        assert "expected" in said(client.post("/api/texts", content=given, headers=headers), status)
+    assert client.get("/api/texts").json() == []
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8642", "192.168.0.7:8642", "[", ""])
+def test_foreign_hosts_are_refused(client, host):
+    assert "expected 127.0.0.1, localhost, ::1" in said(client.get("/api/model", headers={"host": host}), 421)
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8642"])
+def test_foreign_origins_are_refused(client, origin):
+    answer = client.post("/api/texts", json={"prompt": "x"}, headers={"origin": origin})
+    assert "expected the page of this server" in said(answer, 403)
+    assert client.post("/api/texts", json={"prompt": "x"}, headers={"origin": HERE}).status_code == 200
+
+
+def test_elsewhere_a_token_is_required(server):
+    client = TestClient(server.app("0.0.0.0", "secret"), base_url="http://192.168.0.7:8642", follow_redirects=False)
+    assert "whole address" in said(client.get("/"), 401)
+    assert "whole address" in said(client.get("/?token=wrong"), 401)
+    assert "whole address" in said(client.get("/static/app.js"), 401)
+    assert client.get("/api/model", headers={"authorization": "Bearer secret"}).status_code == 200
+    assert said(client.get("/?token=secret", headers={"host": "evil.example"}), 421)
+    entered = client.get("/?token=secret")
+    assert (entered.status_code, entered.headers["location"]) == (303, "/")
+    assert "HttpOnly" in entered.headers["set-cookie"]
+    assert "SameSite=strict" in entered.headers["set-cookie"]
+    assert client.get("/").status_code == 200
+    assert client.get("/api/model").status_code == 200
+
+
+def test_what_only_this_machine_reaches():
+    assert all(is_loopback(host) for host in ("127.0.0.1", "127.0.0.9", "localhost", "::1"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "", "192.168.0.7", "example.org"))
+
+
+def stream(address: str, path: str, body: dict[str, Any]) -> http.client.HTTPConnection:
+    """Begin a request and read its first event."""
+    where = urlsplit(address)
+    assert where.hostname is not None
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=10)
+    connection.request("POST", path, json.dumps(body), JSON)
+    answer = connection.getresponse()
+    assert answer.readline().startswith(b"event: begin")
+    connection.answer = answer  # type: ignore[attr-defined]
+    return connection
+
+
+def hang_up(connection: Any) -> None:
+    connection.answer.close()
+    connection.close()
+
+
+def settled(text: Text) -> int:
+    """The length of a text once it no longer grows."""
+    deadline, before = time.monotonic() + 10, -1
+    while len(text) != before and time.monotonic() < deadline:
+        before = len(text)
+        time.sleep(0.25)
+    return len(text)
+
+
+def test_closing_a_request_stops_the_work_and_frees_the_text():
+    server = Server(tiny_model(), "tiny", Limits(tokens=1_000_000, text=10_000_000))
+    with serving(server) as address:
+        begun = stream(address, "/api/texts", {"prompt": PROMPT})
+        begun.answer.read()  # type: ignore[attr-defined]
+        begun.close()
+        text = server.sessions[1].text
+        writing = stream(address, "/api/texts/1/continue", {"tokens": 1_000_000})
+        assert server.sessions[1].changing.locked()
+        hang_up(writing)
+        length = settled(text)
+        assert len(PROMPT) <= length < 100_000
+        again = stream(address, "/api/texts/1/continue", {"tokens": 3})
+        assert b"event: done" in again.answer.read()  # type: ignore[attr-defined]
+        again.close()
+        assert len(text) == length + 3
+
+
+def test_one_change_at_a_time(monkeypatch):
+    """A second change of a text waits for the first, and says so if it waits too long; a look does not wait."""
+    monkeypatch.setattr("compressive.web.server.PATIENCE", 0.2)
+    server = Server(tiny_model(), "tiny", Limits(tokens=1_000_000, text=10_000_000))
+    with serving(server) as address:
+        begun = stream(address, "/api/texts", {"prompt": PROMPT})
+        begun.answer.read()  # type: ignore[attr-defined]
+        begun.close()
+        writing = stream(address, "/api/texts/1/continue", {"tokens": 1_000_000})
+        where = urlsplit(address)
+        other = http.client.HTTPConnection(str(where.hostname), where.port, timeout=10)
+        other.request("POST", "/api/texts/1/rewind", json.dumps({"at": 3}), JSON)
+        refused = other.getresponse()
+        assert refused.status == 409
+        assert "is being written: stop that first" in json.loads(refused.read())["error"]
+        other.request("GET", "/api/texts/1/look?token=20")
+        looked = other.getresponse()
+        assert looked.status == 200
+        looked.read()
+        other.close()
+        hang_up(writing)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("serve")
+    made = make_run(folder / "run", tiny_run_config(folder / "data"))
+    ByteTokenizer().save(made.folder)
+    torch.manual_seed(0)
+    checkpoint.save(made.checkpoints, 1, {"model": CompressiveLM(model_config(made.config)).state_dict()}, {})
+    return made.folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for other processes")
+def test_the_command_prints_its_address_and_stops_at_once_while_it_writes(run):
+    command = [*warm_python.interpreter(), "-m", "compressive", "serve", str(run), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
+        begun = stream(address, "/api/texts", {"prompt": "x"})
+        begun.answer.read()  # type: ignore[attr-defined]
+        writing = stream(address, "/api/texts/1/continue", {"tokens": 10_000})
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert time.monotonic() - began < 3
+        assert process.stderr is not None
+        assert process.stderr.read().endswith("compressive: interrupted\n")
+        hang_up(writing)
+        begun.close()
+
+
+def test_what_cannot_be_served_is_one_line(run, tmp_path, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", str(run), "--port", str(port)]) == 2
+        assert f"port {port} of 127.0.0.1 cannot be used (Address already in use): choose another with --port" in (
+            capsys.readouterr().err
+        )
+    for words, message in (
+        ([], "no model given: expected the folder of a run or release, as in compressive serve runs/quickstart"),
+        ([str(tmp_path / "nothing"), "--port", "0"], "is not a run: it holds no config.json"),
+        ([str(run), "--host", "not a host", "--port", "0"], "host='not a host': expected an address of this machine"),
+        ([str(run), "--port", "99999"], "port=99999: expected 0 to 65535"),
+    ):
+        assert main(["serve", *words]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+
+
+def test_a_free_port_is_found():
+    with listen("127.0.0.1", 0) as bound:
+        assert bound.getsockname()[1] > 0
+
+
+def test_texts_of_one_engine_may_be_written_at_once(server):
+    prompts = (PROMPT[:20], PROMPT[5:30])
+    expected, texts = [tiny_text(prompt) for prompt in prompts], [Text(server.engines) for _ in prompts]
+
+    def write(text: Text, prompt: str) -> None:
+        finish(text.read(text.encode(prompt)))
+        finish(text.write(60, SamplingOptions(seed=3)))
+
+    for text in expected:
+        finish(text.write(60, SamplingOptions(seed=3)))
+    threads = [threading.Thread(target=write, args=pair) for pair in zip(texts, prompts, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [text.tokens for text in texts] == [text.tokens for text in expected]
