@@ -122,6 +122,7 @@ def test_documented_commands_are_understood(line, tmp_path, monkeypatch, capsys)
         ("compare", "compare"),
         ("data", "_prepare"),
         ("export", "export"),
+        ("convert", "convert"),
         ("lm_eval", "evaluate"),
         ("experiment", "experiment"),
         ("serve", "serve"),

@@ -1,5 +1,6 @@
 """Embeddings at both ends: tied weights, adaptive bands, log-probabilities without all logits."""
 
+import dataclasses
 from functools import partial
 
 import pytest
@@ -16,7 +17,10 @@ PLAIN = tiny_config(vocab_size=23)
 ADAPTIVE = tiny_config(vocab_size=23, adaptive_cutoffs=(5, 12), adaptive_factor=2)
 
 
-@pytest.fixture(params=[PLAIN, ADAPTIVE], ids=["plain", "adaptive"])
+PROJECTED = dataclasses.replace(ADAPTIVE, first_band_projections=True)
+
+
+@pytest.fixture(params=[PLAIN, ADAPTIVE, PROJECTED], ids=["plain", "adaptive", "projected"])
 def model(request):
     return build(request.param)
 
@@ -29,6 +33,7 @@ def test_the_configuration_chooses(model):
 def test_input_and_output_share_their_weights(model):
     names = dict(model.embedding.named_parameters())
     widths = 8 * 23 if type(model.embedding) is TiedEmbedding else 8 * 5 + 4 * 7 + 2 * 11 + 8 * 4 + 8 * 2 + 2 * 8 + 2
+    widths += 2 * 8 * 8 if model.config.first_band_projections else 0
     assert sum(p.numel() for p in names.values()) == widths + 23
 
 
@@ -42,8 +47,27 @@ def test_embedding_looks_tokens_up():
     torch.testing.assert_close(got[2], projections[1] @ tables[2][22 - 12])
 
 
-def test_adaptive_logits_are_log_probabilities():
-    model = build(ADAPTIVE)
+def test_the_first_band_may_be_projected_at_both_ends():
+    plain, projected = build(ADAPTIVE).embedding, build(PROJECTED).embedding
+    assert isinstance(projected, AdaptiveEmbedding)
+    assert projected.first_input is not None
+    assert projected.first_output is not None
+    assert {name for name, _ in projected.named_parameters()} - {name for name, _ in plain.named_parameters()} == {
+        "first_input", "first_output",
+    }  # fmt: skip
+    got = projected(torch.tensor([3])) / 8**0.5
+    torch.testing.assert_close(got[0], projected.first_input @ projected.tables[0][3])
+    hidden = torch.randn(8, dtype=torch.float64)
+    head = torch.cat([projected.tables[0], projected.band_scores.weight]) @ (hidden @ projected.first_output)
+    head = head + torch.cat([projected.biases[0], projected.band_scores.bias])
+    torch.testing.assert_close(projected.logits(hidden)[:5], head.log_softmax(-1)[:5])
+    with pytest.raises(ValueError, match="first_band_projections=True: expected False without bands"):
+        dataclasses.replace(PLAIN, first_band_projections=True)
+
+
+@pytest.mark.parametrize("config", [ADAPTIVE, PROJECTED])
+def test_adaptive_logits_are_log_probabilities(config):
+    model = build(config)
     logits = model.embedding.logits(torch.randn(4, 8, dtype=torch.float64))
     torch.testing.assert_close(logits.exp().sum(-1), torch.ones(4, dtype=torch.float64))
 

@@ -33,6 +33,7 @@ COMMANDS = {
     "rl watch": ("rl.watch", "run one episode and write it as a GIF or as images"),
     "bench": ("bench", "measure training and generation speed on this machine"),
     "export": ("export", "export a run's model as one folder"),
+    "convert": ("convert", "make a release of a published TransformerXL"),
     "lm-eval": ("lm_eval", "run lm-evaluation-harness with our model and tasks registered"),
     "config": ("config", "list presets, or print one in full"),
     "completion": ("completion", "print a script that completes commands, presets and flags in bash or zsh"),

@@ -61,6 +61,10 @@ class ModelConfig:
     """Band edges of adaptive input and softmax over tokens sorted by frequency; empty for a plain softmax."""
     adaptive_factor: int = 4
     """Factor by which each band of the adaptive embedding is narrower than the previous one."""
+    first_band_projections: bool = False
+    """Projections before and after the first band's table, one each; as in the published TransformerXL."""
+    max_distance: int = 0
+    """Larger distances between slots count as this one, as TransformerXL's clamp_len; 0: no limit."""
     head: Head = "softmax"
     """Output distribution: softmax, or a mixture of logistics over ordered codes, as in 16-bit audio."""
     mixtures: int = 10
@@ -219,6 +223,12 @@ def _check(config: ModelConfig) -> None:
         config.adaptive_factor,
         f"a factor that leaves each of {len(cutoffs) + 1} bands a width of at least 1; lower it or use fewer cutoffs",
     )
+    require(
+        bool(cutoffs) or not config.first_band_projections,
+        "first_band_projections",
+        config.first_band_projections,
+        "False without bands; or set adaptive_cutoffs",
+    )
 
     dropped = []
     layers = zip(config.memory_sizes, config.compressed_sizes, config.compression_rates, strict=True)
@@ -255,7 +265,8 @@ def _check_values(config: AnyModelConfig) -> None:
             in_range = isinstance(value, int | float) and 0 <= value < 1
             require(in_range, field.name, value, "a number from 0 up to, but not including, 1")
         elif field.type is int:
-            require(is_int(value) and value >= 1, field.name, value, "a whole number of at least 1")
+            least = 0 if field.name == "max_distance" else 1
+            require(is_int(value) and value >= least, field.name, value, f"a whole number of at least {least}")
 
 
 def _check_head(config: AnyModelConfig) -> None:

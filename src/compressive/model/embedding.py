@@ -2,7 +2,8 @@
 
 The adaptive form is that of Baevski and Auli (2019) with all weights tied: the vocabulary, most frequent first,
 is cut into bands; rarer bands have narrower tables and a projection. The softmax is hierarchical: a head over the
-first band and one entry per further band, and inside a band a softmax of its own.
+first band and one entry per further band, and inside a band a softmax of its own. The published TransformerXL also
+projects the first band, by one matrix before and by another after its table (`first_band_projections`).
 """
 
 import math
@@ -62,6 +63,11 @@ class AdaptiveEmbedding(nn.Module):
         self.band_scores = nn.Linear(D, len(self.bands) - 1)
         nn.init.normal_(self.band_scores.weight, std=D**-0.5)
         nn.init.zeros_(self.band_scores.bias)
+        self.first_input: nn.Parameter | None = None
+        self.first_output: nn.Parameter | None = None
+        if config.first_band_projections:
+            self.first_input = nn.Parameter(torch.empty(D, D).normal_(std=D**-0.5))
+            self.first_output = nn.Parameter(torch.empty(D, D).normal_(std=D**-0.5))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embed tokens of any shape, (...) to (..., D)."""
@@ -69,7 +75,8 @@ class AdaptiveEmbedding(nn.Module):
         for i, (low, high) in enumerate(self.bands):
             inside = (tokens >= low) & (tokens < high)
             band = F.embedding((tokens - low).clamp(0, high - low - 1), self.tables[i])
-            band = (band if i == 0 else F.linear(band, self.projections[i - 1])) * inside[..., None]
+            weight = self.first_input if i == 0 else self.projections[i - 1]
+            band = (band if weight is None else F.linear(band, weight)) * inside[..., None]
             embedded = band if embedded is None else embedded + band
         assert embedded is not None
         return embedded * math.sqrt(embedded.shape[-1])
@@ -77,7 +84,7 @@ class AdaptiveEmbedding(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all tokens, (..., D) to (..., V)."""
         weight, bias = self._head()
-        head = F.linear(hidden, weight, bias).log_softmax(dim=-1)
+        head = F.linear(self._narrow(hidden, 0), weight, bias).log_softmax(dim=-1)
         parts = [head[..., : self.bands[0][1]]]
         for i in range(1, len(self.bands)):
             inside = F.linear(self._narrow(hidden, i), self.tables[i], self.biases[i]).log_softmax(dim=-1)
@@ -90,7 +97,7 @@ class AdaptiveEmbedding(nn.Module):
         head_target = y
         for i, (low, high) in enumerate(self.bands[1:]):
             head_target = torch.where((y >= low) & (y < high), self.bands[0][1] + i, head_target)
-        nll = linear_nll(rows, *self._head(), head_target)
+        nll = linear_nll(self._narrow(rows, 0), *self._head(), head_target)
         for i, (low, high) in enumerate(self.bands[1:], start=1):
             band_target = torch.where((y >= low) & (y < high), y - low, -1)
             nll = nll + linear_nll(self._narrow(rows, i), self.tables[i], self.biases[i], band_target, some=True)
@@ -102,7 +109,8 @@ class AdaptiveEmbedding(nn.Module):
         return weight, torch.cat([self.biases[0], self.band_scores.bias])
 
     def _narrow(self, hidden: Tensor, band: int) -> Tensor:
-        return F.linear(hidden, self.projections[band - 1].T)
+        weight = self.first_output if band == 0 else self.projections[band - 1]
+        return hidden if weight is None else F.linear(hidden, weight.T)
 
 
 def build_embedding(config: ModelConfig) -> TiedEmbedding | AdaptiveEmbedding | LogisticMixture:

@@ -250,6 +250,8 @@ class CompressiveTransformer(nn.Module):
 
     def position_code(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
         """Sinusoid code of the distances, with TransformerXL's dropout on it."""
+        if self.config.max_distance:
+            distances = distances.clamp(max=self.config.max_distance)
         code: Tensor = self.dropout(sinusoids(distances, self.config.d_model, dtype))
         return code
 

@@ -12,9 +12,11 @@ model.onnx           if asked for: one window with both memories in and out, see
 `compressive evaluate`, `generate` and `analyze` take a release instead of a run; `compressive.hf` loads it as it is.
 """
 
+import contextlib
 import dataclasses
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,14 +43,10 @@ def export(
     Raises ValueError if the folder exists or the model has no ONNX form, and OSError, with nothing left behind, if it
     cannot be written.
     """
-    if out.exists():
-        raise ValueError(f"out={out} exists already: choose another folder, or remove it first")
+    require_new(out)
     exportable = require_exportable(run.config.model) if onnx else None
     trained, tokenizer = Trained.load(run, which), run.tokenizer(data_dir)
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    with new_release(out) as partial:
         about = {"corpus": run.config.data.corpus, "step": trained.step, "checkpoint": which}
         write_release(partial, run.config, trained.weights, tokenizer, about)
         for name in (CORPUS, ORIGIN):
@@ -56,6 +54,23 @@ def export(
                 shutil.copyfile(run.folder / name, partial / name)
         if exportable is not None:
             write_onnx(trained.model(exportable), partial / ONNX)
+    return out
+
+
+def require_new(out: Path) -> None:
+    """Raise ValueError if the folder of a new release exists already."""
+    if out.exists():
+        raise ValueError(f"out={out} exists already: choose another folder, or remove it first")
+
+
+@contextlib.contextmanager
+def new_release(out: Path) -> Iterator[Path]:
+    """Yield a folder to write into, which becomes `out` at the end; raise OSError, with nothing left, if it cannot."""
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
         partial.rename(out)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -65,7 +80,6 @@ def export(
                 f"out={out} cannot be written ({reason}): choose another folder, or free some space"
             ) from error
         raise
-    return out
 
 
 def write_release(

@@ -202,8 +202,11 @@ class Run(Folder[RunConfig]):
         if corpus.manifest.tokenizer_sha256 != kept["tokenizer_sha256"]:
             raise ValueError(
                 f"{corpus.folder} was prepared anew, with another tokeniser ({corpus.manifest.tokenizer}, "
-                f"{corpus.vocab_size:,} tokens) than {self.folder} was trained with ({kept['tokenizer']}); {remedy}"
+                f"{corpus.vocab_size:,} tokens) than {self.folder} was trained with ({kept['tokenizer']}); {remedy}; "
+                f"compressive data prepare --vocabulary {self.folder} keeps its tokeniser"
             )
+        if kept["fingerprint"] is None:  # converted: any text in its vocabulary
+            return corpus
         if data_dir is None:
             raise ValueError(
                 f"{corpus.folder} was prepared anew: it holds other text than {self.folder} was trained on; {remedy}"
