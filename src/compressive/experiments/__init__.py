@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 EXPERIMENTS = {
     "enwik8": "compressive.experiments.enwik8:Enwik8",
     "subwords": "compressive.experiments.subwords:Subwords",
+    "compression-functions": "compressive.experiments.compression_functions:CompressionFunctions",
+    "memory-sizes": "compressive.experiments.memory_sizes:MemorySizes",
+    "attention": "compressive.experiments.attention:Attention",
+    "layers": "compressive.experiments.layers:Layers",
 }
 """Name to `module:class`, in the order in which they are listed."""
 

@@ -78,10 +78,13 @@ def equal_cost(scale: Scale) -> Row:
     return transformer_xl(compressive(scale), "txl-equal-cost", "TransformerXL, equal cost")
 
 
-def score_run(run: Run, split: Split, scale: Scale) -> dict[str, Any]:
-    """Score a split with the weights of the last step and memory sizes as in training: bits per byte, and more."""
+def score_run(run: Run, split: Split, scale: Scale, limit: int | None = None) -> dict[str, Any]:
+    """Score a split, or its first `limit` bytes, with the weights of the last step and memory sizes as in training.
+
+    Returns bits per byte and, of a whole split of subwords, the perplexity per word.
+    """
     trained, world = Trained.load(run, "last"), World(device=pick_device(run.config.train.device))
-    reading = Reading(split, STREAMS[scale], precision=run.config.train.precision)
+    reading = Reading(split, STREAMS[scale], limit, run.config.train.precision)
     (result,) = sweep(trained, run.corpus(), [trained.eval_config()], reading, world)
     metrics = result.metrics
     bits = metrics.bits_per_byte if metrics.bits_per_character is None else metrics.bits_per_character
@@ -123,7 +126,7 @@ class AgainstTransformerXL(Experiment):
                 found.row.title, slots(found.row), f"{of.parameters:,}{of_compressors}",
                 f"{config.train.steps:,} × {tokens:,}", figure_of(found.values("valid", "bits_per_byte")),
                 figure_of(found.values("test", "bits_per_byte")),
-                *[figure_of(found.values("test", "word_perplexity"), 1)] * in_words,
+                *([figure_of(found.values("test", "word_perplexity"), 1)] if in_words else []),
             ])  # fmt: skip
         return markdown([*heading, *["test, perplexity per word"] * in_words], lines)
 

@@ -13,6 +13,7 @@ Seeds, training, resuming and files are the runner's concern.
 """
 
 import dataclasses
+import functools
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,7 @@ class Cost(NamedTuple):
     seconds: float  # of training, estimated for the hardware that the scale is meant for
 
 
+@functools.cache
 def cost(config: RunConfig, scale: Scale) -> Cost:
     """Estimate what a run costs, from its configuration alone; nothing is allocated."""
     with torch.device("meta"):
