@@ -140,6 +140,11 @@ class World:
         with cast(DistributedDataParallel, module).no_sync() if waits else contextlib.nullcontext():
             yield
 
+    def release(self, module: nn.Module) -> None:
+        """Drop the gathered weights that FSDP2 holds after a forward pass, so that the next one gathers them anew."""
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
     @functools.cache  # noqa: B019  # one World per process
     def _mesh(self, device: str) -> Any:
         return init_device_mesh(device, (self.size,))

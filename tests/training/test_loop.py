@@ -18,6 +18,8 @@ from warm_python import interpreter
 
 from compressive import CompressiveLM
 from compressive.data.corpus import Corpus, Streams
+from compressive.evaluation.score import score
+from compressive.runs.trained import Trained
 from compressive.training import loop
 from compressive.training.schedule import learning_rate
 
@@ -57,6 +59,24 @@ def double():
     torch.set_default_dtype(torch.float32)
 
 
+def muon_matrices(model):
+    """What Muon updates, written out: query, keys, values, output, positions, both of the MLP."""
+    layers = model.trunk.layers
+    single = [w for x in layers for w in (x.attention.query, x.attention.output, x.attention.relative)]
+    single += [w for x in layers for w in (x.mlp[0], x.mlp[3])]
+    return [(w.weight, 1) for w in single] + [(x.attention.key_value.weight, 2) for x in layers]
+
+
+def muon_update(x):
+    """One matrix by the iteration that torch's Muon has, in the type of the matrix."""
+    tall = x.shape[0] > x.shape[1]
+    y = (x.T if tall else x) / x.norm()
+    for _ in range(5):
+        gram = y @ y.T
+        y = 3.4445 * y + (-4.7750 * gram + 2.0315 * gram @ gram) @ y
+    return 0.2 * max(x.shape) ** 0.5 * (y.T if tall else y)
+
+
 def plain_training(config, data_dir):
     """The same training written out with nothing but torch: no guards, no accumulation buffers, no resuming."""
     options = config.train
@@ -65,7 +85,9 @@ def plain_training(config, data_dir):
     streams = Streams(Corpus.open(data_dir / "tiny").split("train"), options.batch)
     compressors = model.compressor_parameters()
     others = [p for name, p in model.named_parameters() if "compress" not in name]
-    optimiser = torch.optim.Adam(others + compressors, lr=1.0)
+    muons = muon_matrices(model) if options.optimiser == "muon" else []
+    optimiser = torch.optim.Adam([p for p in others + compressors if all(p is not q for q, _ in muons)], lr=1.0)
+    momenta = [torch.zeros_like(p) for p, _ in muons]
     memory, waiting, k = model.initial_memory(options.batch), 0, 1
     for step in range(options.steps):
         loss = torch.zeros(())
@@ -84,6 +106,12 @@ def plain_training(config, data_dir):
                 torch.nn.utils.clip_grad_norm_(compressors, options.clip)
             optimiser.param_groups[0]["lr"] = learning_rate(step, options)
             optimiser.step()
+            with torch.no_grad():
+                for (p, parts), momentum in zip(muons, momenta, strict=True):
+                    momentum.lerp_(p.grad, 0.05)
+                    for rows, ahead in zip(p.chunk(parts), p.grad.lerp(momentum, 0.95).chunk(parts), strict=True):
+                        rows -= options.muon_scale * learning_rate(step, options) * muon_update(ahead)
+                    p.grad = None
             optimiser.zero_grad()
             waiting = 0
     return model, memory
@@ -93,6 +121,7 @@ def plain_training(config, data_dir):
     ("model", "train"),
     [
         ({}, {}),
+        ({}, {"optimiser": "muon", "muon_scale": 3.0}),
         ({"compressed_size": 0}, {}),
         ({"compression": "most_used"}, {"update_every": 3, "update_every_from": 5}),
         ({"compression_loss": "none"}, {"unroll": 2}),
@@ -151,6 +180,25 @@ def test_micro_batches_are_said_and_train_the_same(data_dir, tmp_path, capsys):
     losses = [[line["loss"] for line in metrics(tmp_path / name)] for name in ("whole", "parts", "auto")]
     assert losses[1] == pytest.approx(losses[0], abs=1e-4)
     assert losses[2] == losses[0]
+
+
+def test_the_average_of_the_weights_is_evaluated_kept_and_exported(data_dir, tmp_path):
+    values = {"weight_average": 0.9, "eval_every": 10, "sample_every": 10, "sample_tokens": 5}
+    for name, stops in (("whole", [20]), ("parts", [10, 20])):
+        for steps in stops:
+            run = make_run(tmp_path / name, tiny_run_config(data_dir, STEADY, **values, steps=steps))
+            loop.train(run)
+    assert_identical(tmp_path / "whole", tmp_path / "parts")
+    whole, parts = (latest(tmp_path / name / "checkpoints").tensors("average") for name in ("whole", "parts"))
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
+    trained = Trained.load(run, "last")
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in trained.weights.items())
+    nats = score(trained.model(run.config.model), Corpus.open(data_dir / "tiny").split("valid")[:500], streams=4)
+    assert metrics(tmp_path / "parts", "eval")[-1]["loss"] == pytest.approx(float(nats.mean()), rel=1e-5)
+    plain = make_run(tmp_path / "plain", tiny_run_config(data_dir, STEADY, **values | {"weight_average": 0.0}))
+    loop.train(plain)
+    losses = [[line["loss"] for line in metrics(folder)] for folder in (plain.folder, tmp_path / "whole")]
+    assert losses[0] == losses[1]  # averages do not change how it trains
 
 
 STEADY = {"dropout": 0.1}

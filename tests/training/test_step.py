@@ -8,6 +8,7 @@ from helpers import build, tiny_config
 
 from compressive.config import TrainConfig
 from compressive.distributed import World
+from compressive.training.muon import layer_matrices
 from compressive.training.step import WARM_UP, Step, Windows
 
 CONFIG = tiny_config()
@@ -122,6 +123,70 @@ def test_rows_that_are_reset_are_read_as_from_the_beginning(empty, unroll):
     assert abs(float(want) - float(carried.mean())) > 1e-4
 
 
+def test_muon_moves_matrices_by_its_rate_and_leaves_the_rest_to_adam():
+    step, adam = make(optimiser="muon", muon_scale=2.0), make()
+    before = {name: parameter.detach().clone() for name, parameter in step.named.items()}
+    for one in (step, adam):
+        one(windows(0), 1)  # the first step at the full rate
+    state = step.state()["optimiser"]
+    for name, parameter in step.named.items():
+        moved = (parameter.detach() - before[name]).square().mean().sqrt()
+        if name in layer_matrices(step.forward):
+            assert state.keys() >= {f"{name}.momentum"}
+            # At most Adam's typical size; less where the gradient has fewer dimensions than the matrix.
+            assert 0.5 < float(moved) / (0.2 * 2 * 1e-3) < 1.2, name
+        else:
+            assert f"{name}.exp_avg" in state
+            assert torch.equal(parameter, adam.named[name]), name
+
+
+def test_a_step_of_muon_that_is_not_finite_leaves_all_as_it_was():
+    step = make(optimiser="muon")
+    step(windows(0), 1)
+    before, forward = everything(step), step.forward
+
+    def broken(*inputs, **named):
+        out = forward(*inputs, **named)
+        out.nll.register_hook(lambda gradient: gradient * math.nan)
+        return out
+
+    step.forward = broken
+    assert step(windows(1), 2).finite == 0
+    torch.testing.assert_close(everything(step), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"update_every": 2, "update_every_from": 0}])
+def test_weights_are_averaged_over_updates(options):
+    step = make(weight_average=0.5, **options)
+    want = {name: parameter.detach().clone() for name, parameter in step.named.items()}
+    for i in range(6):
+        step(windows(i), i)
+        if not options or i % 2:
+            decay = min(0.5, (1 + i) / (10 + i))
+            want = {name: decay * want[name] + (1 - decay) * p.detach() for name, p in step.named.items()}
+    torch.testing.assert_close(step.state()["average"], want)
+    trained = {name: parameter.detach().clone() for name, parameter in step.named.items()}
+    with step.averaged():
+        torch.testing.assert_close(dict(step.named), want)
+    assert all(torch.equal(parameter, trained[name]) for name, parameter in step.named.items())
+    assert not torch.equal(trained["embedding.table"], want["embedding.table"])
+
+
+def test_a_step_that_is_not_finite_leaves_the_average_as_it_was():
+    step = make(weight_average=0.5)
+    step(windows(0), 1)
+    before, forward = everything(step), step.forward
+
+    def broken(*inputs, **named):
+        out = forward(*inputs, **named)
+        out.nll.register_hook(lambda gradient: gradient * math.nan)
+        return out
+
+    step.forward = broken
+    assert step(windows(1), 2).finite == 0
+    torch.testing.assert_close(everything(step), before, rtol=0, atol=0)
+
+
 MICRO = 5
 """Rows of the tests of micro-batches."""
 
@@ -221,7 +286,16 @@ def test_captured_micro_batches_are_the_same(options):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures need a GPU")
 @pytest.mark.parametrize("resets", [False, True])
-@pytest.mark.parametrize("options", [{}, {"unroll": 2}, {"update_every": 2, "update_every_from": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"unroll": 2},
+        {"update_every": 2, "update_every_from": 0},
+        {"optimiser": "muon"},
+        {"weight_average": 0.9, "update_every": 2, "update_every_from": 4},
+    ],
+)
 def test_captured_steps_are_the_same(options, resets):
     captured, plain = make("cuda", **options), make("cuda", cuda_graph=False, **options)
     unroll = options.get("unroll", 1)

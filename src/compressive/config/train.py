@@ -12,7 +12,12 @@ from compressive.config.presets import load_preset, read_tables
 Precision = Literal["fp32", "bf16"]
 Parallel = Literal["ddp", "fsdp"]
 Attention = Literal["auto", "reference", "fused"]
-ZERO_ALLOWED = ("warmup_steps", "update_every_from", "reset_probability", "seed", "eval_every", "sample_every")
+Optimiser = Literal["adam", "muon"]
+Decay = Literal["cosine", "linear"]
+ZERO_ALLOWED = (
+    "final_learning_rate", "warmup_steps", "hold_steps", "decay_steps", "weight_average", "update_every_from",
+    "reset_probability", "seed", "eval_every", "sample_every",
+)  # fmt: skip
 """Fields of `TrainConfig` that may be 0."""
 
 
@@ -43,14 +48,25 @@ class TrainConfig:
     """BPTT windows per step, through which gradients flow; 2 trains the compressor by BPTT."""
     learning_rate: float = 3e-4
     """Peak learning rate, reached at the end of the warm-up."""
+    optimiser: Optimiser = "adam"
+    """adam, or (ours) muon: Muon for the matrices of the layers, Adam for everything else."""
+    muon_scale: float = 1.0
+    """Learning rate of Muon as a multiple of Adam's; at 1 its updates are as large as Adam's typically are."""
     initial_learning_rate: float = 1e-6
     """Learning rate of the first step."""
     final_learning_rate: float = 1e-6
-    """Learning rate at the end of the cosine decay and after it."""
+    """Learning rate at the end of the decay and after it; may be 0."""
     warmup_steps: int = 4_000
     """Steps of linear warm-up."""
+    hold_steps: int = 0
+    """Steps at the peak between warm-up and decay (ours)."""
     decay_steps: int = 100_000
-    """Steps of cosine decay after the warm-up."""
+    """Steps of decay; 0: up to the last step."""
+    decay: Decay = "cosine"
+    """Shape of the decay: cosine or (ours) linear."""
+    weight_average: float = 0.0
+    """Decay per update of a moving average of the weights, such as 0.999; less at first, (1 + step) / (10 + step). The
+    average is what is evaluated, sampled from and exported (ours). 0: none."""
     clip: float = 0.1
     """Gradient norm to clip at, separately for the model and for its compressors."""
     update_every: int = 4
@@ -99,6 +115,12 @@ class TrainConfig:
         check_values(self, zero_allowed=ZERO_ALLOWED)
         micro, chance = self.micro_batch, self.reset_probability
         require(micro == "auto" or (is_int(micro) and micro >= 0), "micro_batch", micro, "auto, 0 or a number of rows")
+        sharded = self.optimiser == "muon" and self.parallel == "fsdp"
+        require(
+            not sharded, "optimiser", self.optimiser, "adam with parallel='fsdp': Muon needs whole matrices; or ddp"
+        )
+        average = self.weight_average
+        require(average < 1, "weight_average", average, "a number from 0 up to, but not including, 1")
         require(chance <= 1, "reset_probability", chance, "a number from 0 to 1")
 
 

@@ -151,7 +151,9 @@ def _refuse_changes(before: Any, now: Any, fixed: tuple[str, ...]) -> None:
 class Run(Folder[RunConfig]):
     """A training run on text or audio, or a release."""
 
-    fixed = ("model", "data.corpus", "train.batch", "train.unroll", "train.seed")
+    fixed = (
+        "model", "data.corpus", "train.batch", "train.unroll", "train.seed", "train.optimiser", "train.weight_average",
+    )  # fmt: skip
 
     @classmethod
     def open(cls, folder: Path) -> Self:

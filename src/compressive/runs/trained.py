@@ -50,7 +50,8 @@ class Trained:
             raise checkpoint.CheckpointError(
                 f"{run.folder} holds no checkpoint yet: compressive train --resume {run.folder}"
             )
-        return cls(run.config.model, found.step, found.tensors("model"))
+        part = "average" if run.config.train.weight_average else "model"
+        return cls(run.config.model, found.step, found.tensors(part))
 
     def eval_config(
         self,

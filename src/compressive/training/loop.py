@@ -125,7 +125,7 @@ def train(run: Run, world: World | None = None) -> int:
                 recorder.train(step, stats.summary(step, learning_rate(step - 1, options), tokens_read))
             improved = False
             if options.eval_every and (step % options.eval_every == 0 or step == options.steps):
-                with stats.paused():
+                with stats.paused(), step_fn.averaged():
                     loss = _evaluate(model, corpus, "valid", config, world)
                     test = _evaluate(model, corpus, "test", config, world) if options.eval_test else None
                 improved, best = loss < best, min(loss, best)
@@ -133,7 +133,7 @@ def train(run: Run, world: World | None = None) -> int:
                 if test is not None:
                     recorder.evaluation(step, "test", figures(test))
             if options.sample_every and (step % options.sample_every == 0 or step == options.steps):
-                with stats.paused():
+                with stats.paused(), step_fn.averaged():
                     _sample(model, corpus, run.folder, step, options, world)
             if improved or step % options.checkpoint_every == 0 or step == options.steps or stopping:
                 stopping |= stats.add(step, readback.flush())

@@ -166,7 +166,7 @@ def check_vocabulary(model: AnyModelConfig, corpus: Corpus) -> None:
 class Need(NamedTuple):
     """Bytes that one process of a run needs on its device."""
 
-    weights: int  # with gradients and Adam's two moments
+    weights: int  # with gradients, Adam's two moments, and what is accumulated or averaged
     activations: int  # kept for the backward pass
     memory: int  # recent and compressed memory, before and after a step
 
@@ -203,7 +203,8 @@ def estimate(config: RunConfig, device: torch.device, streams: int, rows: int | 
         layers = config.model.n_layers
         activations = activations // layers + layers * x.numel() * x.element_size()
     accumulated = options.update_every > 1 and options.steps > options.update_every_from
-    return Need(weights * (4 + accumulated), activations * options.unroll, 2 * _bytes(slots))
+    copies = 4 + accumulated + (options.weight_average > 0)
+    return Need(weights * copies, activations * options.unroll, 2 * _bytes(slots))
 
 
 def _bytes(storages: Iterable[UntypedStorage], apart_from: Iterable[UntypedStorage] = ()) -> int:

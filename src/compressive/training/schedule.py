@@ -1,4 +1,4 @@
-"""Learning rate and update frequency (section 5 of the paper). Both count steps, not updates."""
+"""Learning rate and update frequency (section 5 of the paper), and weight averaging. All count steps, not updates."""
 
 import math
 
@@ -6,12 +6,20 @@ from compressive.config import TrainConfig
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Linear warm-up, cosine decay from its end, then constant."""
+    """Linear warm-up, decay from its end or from the end of `hold_steps` at the peak, then constant."""
     low, high, final = config.initial_learning_rate, config.learning_rate, config.final_learning_rate
     if step < config.warmup_steps:
         return low + (high - low) * step / config.warmup_steps
-    progress = min(1.0, (step - config.warmup_steps) / config.decay_steps)
-    return final + (high - final) * (1 + math.cos(math.pi * progress)) / 2
+    start = config.warmup_steps + config.hold_steps
+    length = config.decay_steps or max(1, config.steps - start)
+    progress = min(1.0, max(0, step - start) / length)
+    left = 1 - progress if config.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return final + (high - final) * left
+
+
+def average_decay(step: int, config: TrainConfig) -> float:
+    """How much of the average of the weights stays after the update of a step; less at first, to forget the start."""
+    return min(config.weight_average, (1 + step) / (10 + step))
 
 
 def steps_per_update(step: int, config: TrainConfig) -> int:

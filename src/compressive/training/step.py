@@ -4,8 +4,9 @@ Nothing here waits for the device: whether a step was finite is decided there. S
 step is captured as a CUDA graph, and costs the host one launch.
 """
 
+import contextlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -18,7 +19,8 @@ from compressive.kernels.dispatch import choose
 from compressive.model.embedding import AdaptiveEmbedding
 from compressive.model.language_model import LanguageModel
 from compressive.runtime import autocast, memory_gib, peak_gib
-from compressive.training.schedule import is_update, learning_rate, steps_per_update
+from compressive.training.muon import Muon, layer_matrices
+from compressive.training.schedule import average_decay, is_update, learning_rate, steps_per_update
 
 WARM_UP = 3
 """Steps of a kind that are called before one is captured: compilation, and buffers that libraries keep."""
@@ -84,15 +86,20 @@ class Step:
         # A captured update reads its rate from the device; so does the kernel, to be the same captured or not.
         on_device = self.captures or fused
         rate = torch.tensor(options.learning_rate, device=self.device) if on_device else options.learning_rate
-        self.optimiser = _optimiser(list(self.named.values()), rate, on_device)
+        matrices = layer_matrices(model) if options.optimiser == "muon" else {}
+        self.muon = Muon({self.named[name]: n for name, n in matrices.items()}, options.muon_scale, options.clip)
+        self.optimiser = _optimiser([p for p in self.named.values() if p not in self.muon.state], rate, on_device)
+        self.adam_groups = [[p for p in group if p not in self.muon.state] for group in self.groups]
         self.clipped_adam = None
         if fused:
             from compressive.kernels.adam import ClippedAdam
 
-            self.clipped_adam = ClippedAdam(self.optimiser, self.groups, options.clip)
+            self.clipped_adam = ClippedAdam(self.optimiser, self.adam_groups, options.clip)
         self.memory = first_memory(model, options, streams)
         self.streams = streams
         self.micro_batch = streams if options.micro_batch in (0, "auto") else min(int(options.micro_batch), streams)
+        self.averages = [parameter.detach().clone() for parameter in self.named.values() if options.weight_average]
+        self.forgetting = torch.zeros((), device=self.device)  # of the averages, at this step
         self.totals: list[Tensor] = []  # gradients since the last update, where updates are rarer than steps
         self.counted = torch.zeros((), device=self.device)  # and over how many steps
         self.accumulating = False
@@ -108,6 +115,7 @@ class Step:
         if accumulates and not self.totals:
             self.totals = [torch.zeros_like(parameter) for parameter in self.named.values()]
         self.asked.fill_(asked)
+        self.forgetting.fill_(1 - average_decay(step, self.options))
         for settings in self.optimiser.param_groups:
             if isinstance(settings["lr"], Tensor):
                 settings["lr"].fill_(learning_rate(step, self.options))
@@ -148,10 +156,11 @@ class Step:
                     parameter.grad = total
                 good, norms = self.counted > 0, self.norms()
             self.update(norms, good)
+            self._average(good)
             if accumulates:
                 torch._foreach_zero_([local(total) for total in self.totals])
                 self.counted.zero_()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.clear_gradients()
         norm, compressor_norm = map(whole, norms)
         return StepRecord(task, compression, norm, compressor_norm, finite.float(), asked)
 
@@ -210,7 +219,7 @@ class Step:
                 except torch.OutOfMemoryError:
                     if self.micro_batch == 1:
                         raise
-            self.optimiser.zero_grad(set_to_none=True)
+            self.clear_gradients()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(self.device)
@@ -223,23 +232,27 @@ class Step:
 
         The parameters are those named at the start: FSDP puts others in their place while a model is in use.
         """
-        optimiser = {f"{name}.{key}": x for name, p in self.named.items() for key, x in self.optimiser.state[p].items()}
+        held = {p: self.muon.state.get(p) or self.optimiser.state[p] for p in self.named.values()}
+        optimiser = {f"{name}.{key}": x for name, p in self.named.items() for key, x in held[p].items()}
         return {
             "model": dict(self.named),
             "optimiser": optimiser,
+            "average": dict(zip(self.named, self.averages, strict=True)) if self.averages else {},
             "gradient": dict(zip(self.named, self.totals, strict=True)) if self.accumulating else {},
             "counted": {"steps": self.counted},
             "memory": {name: self.world.by_stream(tensor) for name, tensor in self.memory.state_dict().items()},
         }
 
     def update(self, norms: list[Tensor], good: Tensor) -> None:
-        """Clip each group of gradients by its norm and take Adam's step, or do nothing unless `good`."""
+        """Clip each group of gradients by its norm and take the optimiser's step, or do nothing unless `good`."""
+        if self.muon.state:
+            self.muon(self.optimiser.param_groups[0]["lr"], norms[0], good)
         if self.clipped_adam is not None:
             self.clipped_adam(norms, good)
             return
         if self.device.type == "mps" and not good:  # its fused Adam may ignore found_inf (pytorch/pytorch#186360)
             return
-        for group, norm in zip(self.groups, norms, strict=True):
+        for group, norm in zip(self.adam_groups, norms, strict=True):
             clip_grads_with_norm_(group, self.options.clip, norm)
         self.optimiser.found_inf = (~good).float()  # type: ignore[attr-defined]  # torch's fused Adam then does nothing
         self.optimiser.step()
@@ -248,6 +261,35 @@ class Step:
         """The norm of each group's gradients."""
         gradients = [[p.grad for p in group if p.grad is not None] for group in self.groups]
         return [get_total_norm(group) if group else torch.zeros((), device=self.device) for group in gradients]
+
+    def clear_gradients(self) -> None:
+        """Drop all gradients."""
+        for parameter in self.named.values():
+            parameter.grad = None
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the averages of the weights in place of the weights, where there are averages."""
+        if not self.averages:
+            yield
+            return
+        weights, averages = ([local(x).detach() for x in xs] for xs in (self.named.values(), self.averages))
+        kept = [weight.clone() for weight in weights]
+        torch._foreach_copy_(weights, averages)
+        try:
+            yield
+        finally:
+            self.world.release(self.forward)
+            torch._foreach_copy_(weights, kept)
+
+    @torch.no_grad()
+    def _average(self, good: Tensor) -> None:
+        """Move the averages towards the weights, unless the step is not `good`."""
+        if self.averages:
+            averages = [local(average) for average in self.averages]
+            apart = torch._foreach_sub([local(parameter) for parameter in self.named.values()], averages)
+            torch._foreach_mul_(apart, torch.where(good, self.forgetting, 0))
+            torch._foreach_add_(averages, apart)
 
     def _accumulate(self, finite: Tensor) -> None:
         """Add this step's gradients to the sum, unless they are not finite."""
