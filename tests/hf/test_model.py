@@ -1,7 +1,9 @@
 """The model behind Hugging Face's interface: logits, losses, Trainer, saving and loading."""
 
+import copy
 import json
 import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -14,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 from transformers import DataCollatorForLanguageModeling as Collator
+from warm_python import interpreter
 
 import compressive
 from compressive import ModelConfig
@@ -139,6 +142,33 @@ def test_shapes_that_do_not_fit_are_refused(given, message):
         tiny()(**given)
 
 
+def test_copies_of_the_model_are_whole_and_replicas_are_refused():
+    model = tiny()
+    other = copy.deepcopy(model)
+    assert other.lm.trunk is other.trunk
+    with torch.no_grad():
+        other.embedding.bias.zero_()
+    tokens = torch.tensor([[1, 2, 3]])
+    assert not torch.equal(other(tokens, use_cache=True).logits, model(tokens, use_cache=True).logits)
+    torch.testing.assert_close(other(tokens, use_cache=True).logits, other(tokens).logits)
+    with pytest.raises(RuntimeError, match="expected one process per GPU, as torchrun starts them"):
+        model._replicate_for_data_parallel()(tokens)
+
+
+def test_autocast_reads_in_16_bits():
+    model, tokens = tiny(d_model=32).float(), torch.randint(11, (2, 14))
+    want = model(tokens, labels=tokens)
+    model.train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(tokens, labels=tokens)
+        cached = model(tokens, use_cache=True)
+    torch.testing.assert_close(out.loss - out.compression_loss, want.loss, rtol=0.02, atol=0)
+    torch.testing.assert_close(cached.logits.float(), want.logits, rtol=0.1, atol=0.3)
+    assert cached.past_key_values.state.layers[0].key.dtype == torch.bfloat16
+    out.loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 # Configuration
 
 
@@ -242,6 +272,24 @@ def test_what_is_pushed_to_the_hub_is_a_release(release, tmp_path, monkeypatch):
     assert pushed == {"someone/tiny": tmp_path / "hub"}
     assert compressive.load(tmp_path / "hub", device="cpu").step == 3
     assert load(tmp_path / "hub").config.model_config == load(release).config.model_config
+
+
+def test_a_name_on_the_hub_is_loaded_with_all_that_a_release_holds(release, tmp_path):
+    """From the cache of an earlier download, as nothing may be downloaded here."""
+    folder = tmp_path / "models--someone--tiny"
+    shutil.copytree(release, folder / "snapshots" / "0123456789012345678901234567890123456789")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0123456789012345678901234567890123456789")
+    model = load("someone/tiny", cache_dir=tmp_path, local_files_only=True)
+    assert model.files.keys() == {"release.json", "vocabulary.json"}
+    with quiet():
+        model.save_pretrained(tmp_path / "new")
+    assert compressive.load(tmp_path / "new", device="cpu").tokenizer.kind == "bytes"
+
+
+def test_the_package_itself_does_not_import_transformers():
+    code = "import compressive.api, compressive.cli, sys; print(any('transformers' in name for name in sys.modules))"
+    assert subprocess.run([*interpreter(), "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 # Trainer

@@ -55,10 +55,12 @@ class CompressiveForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         model: Self = loaded[0] if isinstance(loaded, tuple) else loaded
         names = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
-        hub = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+        options = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+        options |= dict.fromkeys(
+            ("_raise_exceptions_for_missing_entries", "_raise_exceptions_for_connection_errors"), False
+        )
         for name in (VOCABULARY, RELEASE, CORPUS, ORIGIN):
-            file = cached_file(pretrained_model_name_or_path, name, _raise_exceptions_for_missing_entries=False, **hub)
-            if file is not None:
+            if (file := cached_file(pretrained_model_name_or_path, name, **options)) is not None:
                 model.files[name] = Path(file).read_bytes()
         return loaded
 
@@ -103,8 +105,14 @@ class CompressiveForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[
         Raises:
             TypeError: a cache of another kind.
             ValueError: labels together with a cache, or shapes that do not fit.
+            RuntimeError: under `torch.nn.DataParallel`.
 
         """
+        if getattr(self, "_is_replica", False):
+            raise RuntimeError(
+                "several GPUs in one process (torch.nn.DataParallel): expected one process per GPU, as torchrun starts "
+                "them; or make one GPU visible with CUDA_VISIBLE_DEVICES=0"
+            )
         real = self._real(input_ids, attention_mask)
         if past_key_values is not None or use_cache:
             if labels is not None:
