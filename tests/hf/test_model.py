@@ -47,7 +47,8 @@ def test_logits_are_our_own_with_and_without_a_cache():
     cached = model(tokens, use_cache=True)
     torch.testing.assert_close(cached.logits, want)
     torch.testing.assert_close(model(tokens, logits_to_keep=3).logits, want[:, -3:])
-    torch.testing.assert_close(model(tokens, use_cache=True, logits_to_keep=6).logits, want[:, -6:])
+    for keep, kept in ((6, 6), (99, 14)):
+        torch.testing.assert_close(model(tokens, use_cache=True, logits_to_keep=keep).logits, want[:, -kept:])
     torch.testing.assert_close(model(tokens[:, :9], return_dict=False)[0], want[:, :9])
     more = model(tokens, past_key_values=cached.past_key_values).logits
     torch.testing.assert_close(more, model(torch.cat([tokens, tokens], dim=1)).logits[:, 14:])
@@ -130,6 +131,7 @@ def test_a_text_without_labels_costs_nothing():
     ("given", "message"),
     [
         ({"input_ids": torch.tensor([1, 2])}, r"input_ids of shape \(2,\): expected a tensor \(batch, time\)"),
+        ({"input_ids": torch.tensor([[1, 12]])}, "input_ids from 1 to 12: expected 0 to 10; use the tokeniser that"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"input_ids of shape \(1, 0\)"),
         (
             {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.ones(1, 1)},
@@ -137,7 +139,7 @@ def test_a_text_without_labels_costs_nothing():
         ),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(given, message):
+def test_inputs_that_do_not_fit_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         tiny()(**given)
 

@@ -48,9 +48,10 @@ class CompressiveCache(Cache):  # type: ignore[misc]  # transformers is not anal
     def read(self, tokens: Tensor, real: Tensor, keep: int) -> Tensor:
         """Read tokens (B, n), except where `real` (B, n) is False; return logits (B, keep, V) of the last columns.
 
-        Logits at padding are 0. Raises ValueError if the cache has other rows, or if there is nothing to read.
+        Logits at padding mean nothing. Raises ValueError if the cache has other rows, or if there is nothing to read.
         """
         rows, n = tokens.shape
+        keep = min(keep, n)
         if self._length and rows != self.batch_size:
             raise ValueError(
                 f"{rows} rows for a cache of {self.batch_size}: expected as many; batch_repeat_interleave and "
@@ -70,7 +71,7 @@ class CompressiveCache(Cache):  # type: ignore[misc]  # transformers is not anal
             self._put(state)
         if self._stepper is None:
             assert self._state is not None
-            self._stepper = Stepper(self._decoder, self._state)
+            self._stepper, self._state = Stepper(self._decoder, self._state), None
         return self._stepper(tokens.masked_fill(~real, 0))[:, None].clone()
 
     def _read(self, tokens: Tensor, real: Tensor, keep: int) -> Tensor:

@@ -104,7 +104,7 @@ class CompressiveForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[
 
         Raises:
             TypeError: a cache of another kind.
-            ValueError: labels together with a cache, or shapes that do not fit.
+            ValueError: labels together with a cache, shapes that do not fit, or tokens that the model does not have.
             RuntimeError: under `torch.nn.DataParallel`.
 
         """
@@ -114,15 +114,16 @@ class CompressiveForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[
                 "them; or make one GPU visible with CUDA_VISIBLE_DEVICES=0"
             )
         real = self._real(input_ids, attention_mask)
+        tokens = input_ids.masked_fill(~real, 0)
+        self.lm.check_range("input_ids", tokens)
         if past_key_values is not None or use_cache:
             if labels is not None:
                 raise ValueError("labels with a cache: expected one of both; use_cache=False learns from a text")
             cache = CompressiveCache(self.lm) if past_key_values is None else _checked(past_key_values)
-            tokens = input_ids.masked_fill(~real, 0)
             return CompressiveCausalLMOutput(
-                logits=cache.read(tokens, real, logits_to_keep or input_ids.shape[1]), past_key_values=cache
+                logits=cache.read(tokens, real, logits_to_keep or tokens.shape[1]), past_key_values=cache
             )
-        hidden, compression_loss, order = self._read(input_ids, real)
+        hidden, compression_loss, order = self._read(tokens, real)
         loss: Tensor | None = None
         if labels is not None:
             targets = labels.masked_fill(~real, IGNORED).gather(1, order)[:, 1:]
@@ -147,7 +148,7 @@ class CompressiveForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[
         over rows and windows without padding.
         """
         order = (~real).long().argsort(dim=1, stable=True)
-        tokens, real = tokens.masked_fill(~real, 0).gather(1, order), real.gather(1, order)
+        tokens, real = tokens.gather(1, order), real.gather(1, order)
         padded = not bool(real.all())
         memory, window = self.lm.initial_memory(len(tokens)), self.lm.config.window
         device = tokens.device.type

@@ -139,17 +139,17 @@ class LanguageModel(nn.Module):
             raise ValueError(f"targets of shape {tuple(targets.shape)}: expected that of tokens, {tuple(tokens.shape)}")
         ignored = targets == IGNORED
         targets = targets.masked_fill(ignored, 0)
-        self._check_range("targets", targets)
+        self.check_range("targets", targets)
         return targets, ignored
 
     def _checked(self, name: str, tokens: Tensor, ndim: int) -> Tensor:
         """Tokens as long integers; refuse what are none."""
         tokens = _integers(name, tokens, ndim)
-        self._check_range(name, tokens)
+        self.check_range(name, tokens)
         return tokens
 
-    def _check_range(self, name: str, tokens: Tensor) -> None:
-        """Refuse tokens that the model does not have, where a look at the values costs no waiting."""
+    def check_range(self, name: str, tokens: Tensor) -> None:
+        """Raise ValueError for tokens that the model does not have, where a look at the values costs no waiting."""
         if torch.compiler.is_compiling() or tokens.device.type != "cpu" or tokens.numel() == 0:
             return
         V = self.config.vocab_size
