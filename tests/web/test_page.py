@@ -162,14 +162,20 @@ def test_a_long_text_is_stopped_and_found_again_after_a_reload(visit):
     expect = pytest.importorskip("playwright.sync_api").expect
     page.get_by_role("button", name="New text").click()
     page.get_by_label("Begin with a prompt").fill(PROMPT * 80)
-    page.get_by_role("button", name="Read and continue").click()
-    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    page.get_by_role("button", name="Read only").click()
+    expect(page.locator("#status")).to_have_text("4080 tokens read")
+    expect(page.get_by_role("listbox").get_by_role("option")).to_have_count(3000)
+    page.get_by_role("button", name="Earlier text").click()
+    expect(page.locator("[data-n='0']")).to_be_attached()
+    page.get_by_label("tokens", exact=False).fill("10000")
+    page.get_by_role("button", name="Continue", exact=True).click()
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("button", name="Continue", exact=True)).to_be_visible()
-    expect(page.locator("#status")).to_have_text(re.compile(r"^\d+ tokens read$|^Stopped after \d+ tokens$"))
-    kept = page.get_by_role("tab").count()
+    expect(page.locator("#status")).to_have_text(re.compile(r"^Stopped after \d+ tokens$"))
+    kept, shown = page.get_by_role("tab").count(), page.locator(".sum").inner_text()
     page.reload()
     expect(page.get_by_role("tab")).to_have_count(kept)
+    expect(page.locator(".sum")).to_have_text(shown)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -177,7 +183,7 @@ def test_narrow_screens_need_no_scrolling_to_the_side(visit, scheme):
     page = visit(viewport={"width": 360, "height": 700}, color_scheme=scheme)
     expect = pytest.importorskip("playwright.sync_api").expect
     page.get_by_role("tab").first.click()
-    page.get_by_role("option").nth(40).click()
+    page.get_by_role("listbox").get_by_role("option").nth(40).click()
     expect(page.get_by_role("radiogroup")).to_be_visible()
     page.locator("summary").click()
     assert page.evaluate("document.documentElement.scrollWidth") == 360

@@ -1,5 +1,6 @@
 """The web page's server: what it answers, what it refuses, and that it stops when it is told to."""
 
+import contextlib
 import http.client
 import json
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,7 +59,10 @@ def done(answer) -> dict[str, Any]:
 
 
 def opened(client, prompt: str = PROMPT) -> dict[str, Any]:
-    return done(client.post("/api/texts", json={"prompt": prompt}))
+    answer = client.post("/api/texts", json={})
+    assert answer.status_code == 201
+    assert answer.json()["length"] == 0
+    return done(client.post(f"/api/texts/{answer.json()['id']}/edit", json={"at": 0, "text": prompt}))
 
 
 def tokens(client, number: int) -> list[str]:
@@ -159,11 +164,15 @@ def test_a_look_has_every_layer_and_head(client):
 
 
 def test_limits_have_clear_messages(client):
-    too_long = {"prompt": "x" * 1001}
-    assert "1,001 tokens: expected at most 1,000" in said(client.post("/api/texts", json=too_long), 400)
-    assert "more than 4,000 bytes" in said(client.post("/api/texts", json={"prompt": "x" * 5000}), 413)
     text = opened(client)["id"]
     path = f"/api/texts/{text}"
+    for at, length, status, message in (
+        (0, 1001, 400, "1,001 tokens: expected at most 1,000"),
+        (51, 950, 400, "1,001 tokens: expected at most 1,000"),
+        (0, 5000, 413, "more than 4,000 bytes"),
+    ):
+        assert message in said(client.post(f"{path}/edit", json={"at": at, "text": "x" * length}), status)
+    assert client.get(path).json()["length"] == 51
     assert "tokens=201: expected 1 to 200" in said(client.post(f"{path}/continue", json={"tokens": 201}), 400)
     assert "tokens=1.5: expected a whole" in said(client.post(f"{path}/continue", json={"tokens": 1.5}), 400)
     assert "temperature=-1.0" in said(client.post(f"{path}/continue", json={"tokens": 1, "temperature": -1}), 400)
@@ -176,10 +185,11 @@ def test_limits_have_clear_messages(client):
     assert "expected one, or one for each of 2" in said(client.post(f"{path}/sizes", json={"recent": [1]}), 400)
     assert "at=0: expected 1 to 51" in said(client.post(f"{path}/rewind", json={"at": 0}), 400)
     assert "stop=200: expected 0 to 100" in said(client.get(f"{path}/tokens?start=0&stop=200"), 400)
-    assert "half a character" in said(client.post("/api/texts", content=b'{"prompt": "\\ud800"}', headers=JSON), 400)
+    half = client.post(f"{path}/edit", content=b'{"at": 0, "text": "\\ud800"}', headers=JSON)
+    assert "half a character" in said(half, 400)
     opened(client)
     opened(client)
-    assert "3 texts are open" in said(client.post("/api/texts", json={"prompt": "x"}), 429)
+    assert "3 texts are open" in said(client.post("/api/texts", json={}), 429)
     assert "3 texts are open" in said(client.post(f"{path}/fork", json={"at": 9}), 429)
     assert client.delete(path).status_code == 204
     assert f"text {text} is not open" in said(client.get(path), 404)
@@ -191,11 +201,10 @@ JSON = {"content-type": "application/json"}
 
 def test_only_json_objects_are_taken(client):
     for given, headers, status in (
-        (b'{"prompt": "x"}', {"content-type": "text/plain"}, 415),
-        (b"prompt=x", {"content-type": "application/x-www-form-urlencoded"}, 415),
+        (b"{}", {"content-type": "text/plain"}, 415),
+        (b"text=x", {"content-type": "application/x-www-form-urlencoded"}, 415),
         (b"[1]", JSON, 400),
         (b"{", JSON, 400),
-        (b'{"prompt": 3}', JSON, 400),
     ):
         assert "expected" in said(client.post("/api/texts", content=given, headers=headers), status)
     assert client.get("/api/texts").json() == []
@@ -208,9 +217,9 @@ def test_foreign_hosts_are_refused(client, host):
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8642"])
 def test_foreign_origins_are_refused(client, origin):
-    answer = client.post("/api/texts", json={"prompt": "x"}, headers={"origin": origin})
+    answer = client.post("/api/texts", json={}, headers={"origin": origin})
     assert "expected the page of this server" in said(answer, 403)
-    assert client.post("/api/texts", json={"prompt": "x"}, headers={"origin": HERE}).status_code == 200
+    assert client.post("/api/texts", json={}, headers={"origin": HERE}).status_code == 201
 
 
 def test_elsewhere_a_token_is_required(server):
@@ -233,20 +242,36 @@ def test_what_only_this_machine_reaches():
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "", "192.168.0.7", "example.org"))
 
 
-def stream(address: str, path: str, body: dict[str, Any]) -> http.client.HTTPConnection:
-    """Begin a request and read its first event."""
+def connect(address: str) -> http.client.HTTPConnection:
     where = urlsplit(address)
-    assert where.hostname is not None
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=10)
-    connection.request("POST", path, json.dumps(body), JSON)
+    return http.client.HTTPConnection(str(where.hostname), where.port, timeout=10)
+
+
+def ask(address: str, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    """Make a request and read the whole answer."""
+    connection = connect(address)
+    connection.request(method, path, None if body is None else json.dumps(body), JSON)
     answer = connection.getresponse()
-    assert answer.readline().startswith(b"event: begin")
-    connection.answer = answer  # type: ignore[attr-defined]
-    return connection
+    found = answer.status, answer.read()
+    connection.close()
+    return found
 
 
-def hang_up(connection: Any) -> None:
-    connection.answer.close()
+def begin_text(address: str) -> None:
+    """Open the server's first text, with a prompt."""
+    assert ask(address, "POST", "/api/texts", {})[0] == 201
+    assert ask(address, "POST", "/api/texts/1/edit", {"at": 0, "text": PROMPT})[0] == 200
+
+
+@contextlib.contextmanager
+def writing(address: str, tokens: int) -> Iterator[None]:
+    """Let the first text grow, from the first event on, until the request is closed."""
+    connection = connect(address)
+    connection.request("POST", "/api/texts/1/continue", json.dumps({"tokens": tokens}), JSON)
+    answer = connection.getresponse()
+    assert answer.readline() == b"event: begin\n"
+    yield
+    answer.close()
     connection.close()
 
 
@@ -262,18 +287,14 @@ def settled(text: Text) -> int:
 def test_closing_a_request_stops_the_work_and_frees_the_text():
     server = Server(tiny_model(), "tiny", Limits(tokens=1_000_000, text=10_000_000))
     with serving(server) as address:
-        begun = stream(address, "/api/texts", {"prompt": PROMPT})
-        begun.answer.read()  # type: ignore[attr-defined]
-        begun.close()
+        begin_text(address)
+        with writing(address, 1_000_000):
+            assert server.sessions[1].changing.locked()
         text = server.sessions[1].text
-        writing = stream(address, "/api/texts/1/continue", {"tokens": 1_000_000})
-        assert server.sessions[1].changing.locked()
-        hang_up(writing)
         length = settled(text)
         assert len(PROMPT) <= length < 100_000
-        again = stream(address, "/api/texts/1/continue", {"tokens": 3})
-        assert b"event: done" in again.answer.read()  # type: ignore[attr-defined]
-        again.close()
+        _, heard = ask(address, "POST", "/api/texts/1/continue", {"tokens": 3})
+        assert b"event: done" in heard
         assert len(text) == length + 3
 
 
@@ -282,22 +303,14 @@ def test_one_change_at_a_time(monkeypatch):
     monkeypatch.setattr("compressive.web.server.PATIENCE", 0.2)
     server = Server(tiny_model(), "tiny", Limits(tokens=1_000_000, text=10_000_000))
     with serving(server) as address:
-        begun = stream(address, "/api/texts", {"prompt": PROMPT})
-        begun.answer.read()  # type: ignore[attr-defined]
-        begun.close()
-        writing = stream(address, "/api/texts/1/continue", {"tokens": 1_000_000})
-        where = urlsplit(address)
-        other = http.client.HTTPConnection(str(where.hostname), where.port, timeout=10)
-        other.request("POST", "/api/texts/1/rewind", json.dumps({"at": 3}), JSON)
-        refused = other.getresponse()
-        assert refused.status == 409
-        assert "is being written: stop that first" in json.loads(refused.read())["error"]
-        other.request("GET", "/api/texts/1/look?token=20")
-        looked = other.getresponse()
-        assert looked.status == 200
-        looked.read()
-        other.close()
-        hang_up(writing)
+        begin_text(address)
+        with writing(address, 1_000_000):
+            status, refused = ask(address, "POST", "/api/texts/1/rewind", {"at": 3})
+            assert status == 409
+            assert b"is being written: stop that first" in refused
+            assert ask(address, "GET", "/api/texts/1/look?token=20")[0] == 200
+            assert ask(address, "DELETE", "/api/texts/1")[0] == 204
+        assert ask(address, "GET", "/api/texts/1")[0] == 404
 
 
 @pytest.fixture(scope="module")
@@ -318,17 +331,14 @@ def test_the_command_prints_its_address_and_stops_at_once_while_it_writes(run):
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
-        begun = stream(address, "/api/texts", {"prompt": "x"})
-        begun.answer.read()  # type: ignore[attr-defined]
-        writing = stream(address, "/api/texts/1/continue", {"tokens": 10_000})
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
-        assert time.monotonic() - began < 3
+        begin_text(address)
+        with writing(address, 10_000):
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+            assert time.monotonic() - began < 3
         assert process.stderr is not None
         assert process.stderr.read().endswith("compressive: interrupted\n")
-        hang_up(writing)
-        begun.close()
 
 
 def test_what_cannot_be_served_is_one_line(run, tmp_path, capsys):

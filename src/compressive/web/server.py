@@ -180,12 +180,10 @@ class Server:
     # Changes.
 
     async def create(self, request: Request) -> Response:
-        """Open a text with a prompt."""
-        body = await self._body(request)
-        text = Text(self.engines)
-        prompt = await self._encoded(text, body, "prompt", 0)
-        session = self._open(text)
-        return self._stream(session, lambda: text.read(prompt), total=len(prompt))
+        """Open an empty text; `edit` gives it a prompt."""
+        await self._body(request)
+        session = self._open(Text(self.engines))
+        return JSONResponse(session.summary(), 201)
 
     async def go_on(self, request: Request) -> Response:
         """Sample tokens."""
@@ -206,7 +204,7 @@ class Server:
         """Replace the text from a token on."""
         session, body = self._session(request), await self._body(request)
         at = _number(body, "at", 0, len(session.text))
-        new = await self._encoded(session.text, body, "text", at)
+        new = await self._encoded(session.text, body, at)
 
         def edited() -> Iterator[int]:
             session.text.rewind(at)
@@ -316,17 +314,17 @@ class Server:
             raise HTTPException(400, f"a body of type {type(found).__name__}: expected an object")
         return found
 
-    async def _encoded(self, text: Text, body: dict[str, Any], name: str, before: int) -> list[int]:
-        """The tokens of a text in a body, which follow `before` others."""
-        given = body.get(name, "")
+    async def _encoded(self, text: Text, body: dict[str, Any], before: int) -> list[int]:
+        """The tokens of the text in a body, which follow `before` others."""
+        given = body.get("text")
         if not isinstance(given, str):
-            raise ValueError(f"{name} of type {type(given).__name__}: expected a text")
+            raise ValueError(f"text of type {type(given).__name__}: expected a string")
         if given == "" and before > 0:
             return []
         try:
             tokens = await anyio.to_thread.run_sync(lambda: text.encode(given))
         except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
-            raise ValueError(f"{name} holds half a character: expected text that UTF-8 can hold") from None
+            raise ValueError("text holds half a character: expected what UTF-8 can hold") from None
         if before + len(tokens) > self.limits.text:
             raise ValueError(self._too_long(before + len(tokens)))
         return tokens

@@ -1,6 +1,6 @@
 // The page: opens, shows and compares texts.
 
-import { get, post, remove, stream } from "./api.js";
+import { get, post, remove } from "./api.js";
 import { Look } from "./look.js";
 import { Pane } from "./pane.js";
 
@@ -82,41 +82,23 @@ class App {
     by("prompt").select();
   }
 
-  // Opens a text with the prompt of the form; it exists as soon as the server has a number for it.
+  // Opens a text with the prompt of the form.
   open(goOn) {
     return this.guard(async () => {
-      const stopper = new AbortController();
-      let pane = null;
-      const button = by("start").querySelector("button");
-      button.disabled = true;
-      try {
-        const done = await stream("/api/texts", { prompt: by("prompt").value }, (name, data) => {
-          if (name === "begin") {
-            pane = new Pane(this, { id: data.id, parent: null, at: null, title: "", length: 0, bits: null, sizes: this.model.sizes, memory: null });
-            pane.stopper = stopper;
-            pane.find(".go").textContent = "Stop";
-            this.panes.set(pane.id, pane);
-            this.show(pane);
-            this.say("Reading the prompt");
-          } else if (name === "progress") {
-            pane.progress("Reading the prompt", data.done, data.total);
-          }
-        }, stopper.signal);
-        pane.summarise(done ?? (await get(`/api/texts/${pane.id}`)));
-        goOn &&= done !== null;
-      } finally {
-        button.disabled = false;
-        if (pane) {
-          pane.stopper = null;
-          pane.find(".go").textContent = "Continue";
-          pane.find(".busy").hidden = true;
-        }
+      const pane = await this.adopt(await post("/api/texts", {}));
+      this.show(pane);
+      this.say("Reading the prompt");
+      const read = await pane.run(`/api/texts/${pane.id}/edit`, { at: 0, text: by("prompt").value }, "Reading the prompt");
+      if (!pane.length) { // refused, or stopped before its first window
+        await remove(`/api/texts/${pane.id}`);
+        this.panes.delete(pane.id);
+        this.show(null);
+        return;
       }
       await pane.showEnd();
-      this.changed(pane);
       pane.text.focus();
       this.say(`${pane.length} tokens read`);
-      if (goOn) await pane.goOn();
+      if (read && goOn) await pane.goOn();
     });
   }
 
