@@ -16,6 +16,7 @@ EXPERIMENTS = {
     "memory-sizes": "compressive.experiments.memory_sizes:MemorySizes",
     "attention": "compressive.experiments.attention:Attention",
     "layers": "compressive.experiments.layers:Layers",
+    "recall": "compressive.experiments.recall:Recall",
 }
 """Name to `module:class`, in the order in which they are listed."""
 
