@@ -1,9 +1,15 @@
 """Matplotlib guard and one look for all figures; renders without a display.
 
 A figure's title states what it shows, lines are labelled directly at their ends, and chance and bounds are drawn in.
+SVG figures show values on hover: artists that `tip` gave a text have it as their title.
 """
 
-from collections.abc import Sequence
+import html
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,8 +22,26 @@ WIDTH = 76
 INK, FAINT = "#33393f", "#d9dee2"
 
 
+TIPS = 60
+"""Points of a line that show their value on hover, at most; evenly spaced."""
+
+
 class PlotError(RuntimeError):
     """A plot cannot be made."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes, to be drawn alone or beside others."""
+
+    claim: str
+    """What it shows, as a title."""
+    draw: Callable[[Any], None]
+    """Draws on matplotlib axes."""
+    caption: str = ""
+    """How it was measured, what ± means, and what the axes cannot show."""
+    height: float = 2.7
+    """In inches; the width is 4.6."""
 
 
 def require_matplotlib() -> Any:
@@ -89,6 +113,19 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
         )  # fmt: skip
 
 
+def tip(artist: Any, text: str) -> None:
+    """Give an artist a text that SVG figures show on hover."""
+    artist.set_gid(f"tip:{text}")
+
+
+def hover(axes: Any, points: Sequence[tuple[float, float]], texts: Sequence[str]) -> None:
+    """Make points of a line show texts on hover: some of them, if there are many."""
+    every = max(1, -(-len(points) // TIPS))
+    for (x, y), text in list(zip(points, texts, strict=True))[::-1][::every]:  # the last one always
+        (dot,) = axes.plot([x], [y], marker="o", markersize=9, alpha=0, linestyle="none")
+        tip(dot, text)
+
+
 def log_ticks(low: float, high: float) -> dict[str, Any]:
     """Return ticks at 1 and 3 times powers of ten between two values, with labels, for a log axis."""
     ticks = [tick for power in range(-9, 10) for tick in (10.0**power, 3 * 10.0**power) if low <= tick <= high]
@@ -101,11 +138,57 @@ def check_format(path: Path) -> None:
         raise ValueError(f"{path}: expected a figure as .png or .svg")
 
 
+def arrange(panels: Sequence[Panel], columns: int = 2) -> Any:
+    """Return a figure of panels in rows, each with its claim as title."""
+    rows = -(-len(panels) // columns)
+    tallest = [max(panel.height for panel in panels[row * columns : (row + 1) * columns]) for row in range(rows)]
+    fig = figure(4.6 * min(columns, len(panels)), sum(tallest) + 0.4 * rows)
+    grid = fig.subplots(rows, min(columns, len(panels)), squeeze=False, height_ratios=tallest)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        panel.draw(axes)
+        axes.set_title(textwrap.fill(panel.claim, 52), loc="left", fontsize=10, color=INK, fontweight="bold", pad=8)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.remove()
+    return fig
+
+
+def inline_svg(panel: Panel) -> str:
+    """Return a panel, without its claim, as an SVG element to be put into a page.
+
+    Values appear on hover. Colours are CSS variables with the printed colours as fallback, so that a page can set them
+    for a dark background: `--ink`, `--faint`, and `--c33ff00` for a colour #33ff00.
+    """
+    fig = figure(4.6, panel.height)
+    panel.draw(fig.subplots())
+    svg = _svg(fig)
+    for name, colour in {"ink": INK, "faint": FAINT, **{f"c{c[1:]}": c for c in (*PALETTE, *COLOURS.values())}}.items():
+        svg = svg.replace(f": {colour}", f": var(--{name}, {colour})")
+    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)  # HTML needs none
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(panel.claim)}" ', 1)
+
+
+def _svg(fig: Any) -> str:
+    """Return the figure as an SVG element with texts as text, values on hover and a transparent background."""
+    import matplotlib
+
+    buffer = BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "compressive"}):
+        fig.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    svg = buffer.getvalue().decode()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r'<g id="tip:([^"]*)">', r"<g><title>\1</title>", svg)
+    svg = re.sub(r' id="[a-zA-Z0-9]+_\d+"', "", svg)  # names of artists, which nothing refers to
+    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)  # the view box is enough
+    svg = re.sub(r'font-family: [^;"]*; ', "", svg)  # that of the page
+    return re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # would apply to the whole page
+
+
 def save(fig: Any, to: Path | BinaryIO) -> None:
-    """Write a figure as PNG, or as SVG if the path ends so."""
-    kind = "png"
+    """Write a figure as PNG, or as SVG with values on hover if the path ends so."""
     if isinstance(to, Path):
         to.parent.mkdir(parents=True, exist_ok=True)
-        kind = "svg" if to.suffix == ".svg" else "png"
-    metadata = {"Date": None} if kind == "svg" else None  # the same figure gives the same file
-    fig.savefig(to, dpi=160, format=kind, facecolor="white", metadata=metadata)
+        if to.suffix == ".svg":
+            head = '<svg style="background: white; font-family: sans-serif" '
+            to.write_text(_svg(fig).replace("<svg ", head, 1), "utf-8")
+            return
+    fig.savefig(to, dpi=160, format="png", facecolor="white")

@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import math
+import re
 from io import BytesIO, StringIO
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from compressive.analysis.layers import measurable, measure_layers
 from compressive.analysis.memory import EVERYTHING, NO_COMPRESSED, NOTHING, hide, measure_memory
 from compressive.analysis.reading import Estimate, spread, tokens_to_fill
 from compressive.analysis.xz import xz_bits, xz_bits_after
+from compressive.plotting import inline_svg
 
 SIZES: dict[str, Any] = {"tokens": 300, "streams": 4}
 
@@ -308,9 +311,35 @@ def test_curves_are_plotted_from_any_metrics(value, count):
     pytest.importorskip("matplotlib")
     names = ("bits", "compression_loss", "gradient_norm", "compressor_gradient_norm", "learning_rate", "seconds")
     lines = [{"step": step, **dict.fromkeys(names, value)} for step in range(count)]
-    for plot in (Curves(lines, lines[:2], []).plot_loss, Curves(lines, [], []).plot_optimisation):
-        plot(png := BytesIO())
-        assert png.getvalue().startswith(b"\x89PNG")
+    for panel in (*Curves(lines, lines[:2], []).loss_panels(), *Curves(lines, [], []).optimisation_panels()):
+        drawn = inline_svg(panel)
+        assert drawn.startswith("<svg ")
+        assert "nan" not in drawn
+
+
+def test_points_that_an_axis_cannot_show_are_said():
+    pytest.importorskip("matplotlib")
+    values = [99.0, *np.linspace(3, 2, 80).tolist()]
+    lines: list[dict[str, Any]] = [{"step": step, "bits": value} for step, value in enumerate(values)]
+    lines += [{"step": 100, "gradient_norm": 0.0}, {"step": 101, "gradient_norm": 2.0}, {"step": 102, "bits": None}]
+    curves = Curves(lines, [], [])
+    (loss,), (norm, *_) = curves.loss_panels(chance=8.0), curves.optimisation_panels()
+    assert loss.caption.endswith("The point at step 0 is outside the axis, up to 99.")
+    assert "Uniform guessing has 8. The point at step 102 is not finite, and not drawn." in loss.caption
+    assert norm.caption == "The point at step 100 is 0 or below, which a logarithmic axis cannot show."
+
+
+def test_hover_shows_values_and_colours_are_variables():
+    pytest.importorskip("matplotlib")
+    lines = [{"step": step, "bits": 8 / (step + 1)} for step in range(300)]
+    (panel,) = Curves(lines, lines[::100], []).loss_panels()
+    drawn = inline_svg(panel)
+    tips = re.findall("<title>(.*?)</title>", drawn)
+    assert len([tip for tip in tips if tip.startswith("training")]) <= 60
+    assert "validation, step 200: 0.0398 bits per token" in tips
+    assert "var(--ink, #33393f)" in drawn
+    assert "http" not in drawn
+    assert ElementTree.fromstring(re.sub(r"xlink:", "", drawn)).tag == "svg"
 
 
 def test_xz_after_the_training_text_is_cheaper():

@@ -110,6 +110,8 @@ def test_runs_without_compressed_memory_or_without_its_loss(home, capsys, tmp_pa
         ("report", ["--test-tokens", "-5"], "test_tokens=-5: expected at least 2, or 0"),
         ("report", ["--test-tokens", "1"], "test_tokens=1: expected at least 2, or 0"),
         ("report", ["--memory-size", "8"], "memory_size=8: the report is about the sizes in training"),
+        ("report", ["--episodes", "1"], "episodes=1: expected at least 2"),
+        ("memory", ["--live"], "live=True with memory: only the report"),
         ("layers", ["--device", "abacus"], "device='abacus': expected auto, cpu"),
         ("layers", ["--out", __file__], "test_analyze.py is a file: expected a folder"),
     ],
@@ -184,16 +186,97 @@ def test_the_report_is_one_page_that_needs_nothing_else(home, capsys):
     path = home / "run" / "report.html"
     assert done.err == f"written to {path} and .json\n"
     assert "xz(train + test) - xz(train)" in done.out
-    assert json.loads(path.with_suffix(".json").read_text("utf-8"))["test"]["xz"] > 0
+    numbers = json.loads(path.with_suffix(".json").read_text("utf-8"))
+    test = numbers["test"]
+    verdict = f"{test['bits']:.2f} bits per character, {test['bits'] - test['xz']:.2f} above xz"
+    assert numbers["verdict"].startswith(verdict)
     page = path.read_text("utf-8")
-    assert len(re.findall(r'src="data:image/png;base64,', page)) == 5
-    assert not re.findall(r'(?:src|href)="(?!data:)|url\(|@import|https?://', page)
+    assert not re.findall(r'(?:src|href)="(?!data:|#)|url\((?!#)|@import|https?://', page)
+    assert f"<h1>{numbers['verdict']}</h1>" in page
+    assert page.index("<h1>") < page.index("<nav") < page.index("<h2>")
+    anchors = re.findall(r'<a href="#([^"]+)">', page)
+    assert re.findall(r'<section id="([^"]+)">', page) == anchors
+    assert len(anchors) == len(set(anchors)) == 10
     for words in ("bits per character", "xz -9e", "xz(train + test) − xz(train)", "what compressed memory is worth"):
         assert words in page
-    assert re.search(r"With compressed memory hidden the loss goes from \d\.\d+ to \d\.\d+ bits per token", page)
+    for words in ("8 slots = 32 tokens", "4 become 1", "standard error over streams", "prefers-color-scheme: dark"):
+        assert words in page
+    assert re.search(r"Compressed memory (saves|costs|makes no clear difference)", page)
+    assert page.count("<figure>") == 11
+    assert re.search(r'<b class="s\d g\d" title="\d+\.\d\d bits; compressed memory (saved|cost) \d', page)
+    assert "<title>training, step 6: 1.333 bits per token</title>" in page
+    assert "The point at step 3 is not finite, and not drawn." in page  # its gradient norm
     assert "<i>the &lt;cat&gt;</i>sat on 7 &amp; mats" in page
     assert page.count("<details") == 6  # five of seven samples, and the configuration
     assert page.count("<details open>") == 1
+
+
+@pytest.mark.slow
+def test_xz_is_computed_once_for_a_corpus_or_left_out(home, capsys, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    shutil.copytree(home / "data", tmp_path / "data")
+    (tmp_path / "data" / "tiny" / "xz.json").unlink(missing_ok=True)
+    words = (home / "run", "report", *FEW, "--json", "--out", tmp_path, "--data-dir", tmp_path / "data")
+    without = json.loads(call(capsys, *words, "--no-xz").out)
+    assert without["test"]["xz"] is None
+    assert without["verdict"].endswith("bits per character")
+    first = json.loads(call(capsys, *words).out)
+    assert first["test"]["xz_after_training"] < first["test"]["xz"]
+    monkeypatch.setattr("lzma.compress", None)  # it is not asked again
+    assert json.loads(call(capsys, *words).out)["test"] == first["test"]
+
+
+@pytest.mark.slow
+def test_a_score_of_the_whole_test_split_is_used_again(home, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    shutil.copytree(home / "run", tmp_path / "run")
+    assert main(["evaluate", str(tmp_path / "run"), "--streams", "2"]) == 0
+    capsys.readouterr()
+    path = tmp_path / "run" / "evaluation" / "test-streams2.json"
+    kept = json.loads(path.read_text("utf-8"))
+    words = (tmp_path / "run", "report", *FEW, "--json", "--test-tokens", 500)
+    found = json.loads(call(capsys, *words).out)["test"]
+    assert found["bits"] == pytest.approx(kept["bits_per_character"])
+    assert (found["whole"], found["streams"], found["scored_by"]) == (True, 2, "evaluation/test-streams2.json")
+    path.write_text(json.dumps(kept | {"step": 6}), "utf-8")  # of another checkpoint
+    found = json.loads(call(capsys, *words).out)["test"]
+    assert (found["tokens"], found["scored_by"]) == (500, "this report")
+
+
+@pytest.mark.slow
+def test_a_live_report_follows_a_run_until_it_stops(home, capsys, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "run"
+    shutil.copytree(home / "run", folder)
+    checkpoints = (folder / "checkpoints").rename(tmp_path / "later")
+    pages = []
+
+    def sleep(_: float) -> None:
+        """What happens to a run meanwhile: its first checkpoint, more metrics, its end."""
+        pages.append((folder / "report.html").read_text("utf-8"))
+        if len(pages) == 1:
+            checkpoints.rename(folder / "checkpoints")
+        if len(pages) == 2:
+            with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write('\n{"kind": "train", "step": 15, "bits": 0.123}\n')
+        if len(pages) == 3:
+            with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write('{"kind": "train", "step": 20, "bits": 0.1}\n')
+
+    monkeypatch.setattr("time.sleep", sleep)
+    done = call(capsys, folder, "report", *FEW, "--live")
+    assert done.code == 0
+    assert "report.html is written every 20 s" in done.err
+    last = (folder / "report.html").read_text("utf-8")
+    assert len(pages) == 3
+    assert all('<meta http-equiv="refresh" content="20">' in page for page in pages)
+    assert 'http-equiv="refresh"' not in last
+    assert "There is no checkpoint yet" in pages[0]
+    assert "This run is training: step 7 of 20" in pages[1]
+    assert "xz was left out" in pages[1]
+    assert "step 15: 0.123" in pages[2]
+    assert "step 15: 0.123" not in pages[1]
+    assert "xz -9e" in last
 
 
 def test_the_report_of_a_word_model_shows_perplexity(capsys, tmp_path):
@@ -214,7 +297,9 @@ def test_the_report_of_a_transformer_xl_without_metrics(home, capsys, tmp_path):
     done = call(capsys, home / "txl", "report", *FEW, "--out", tmp_path, "--test-tokens", 500)
     assert done.code == 0
     page = (tmp_path / "report.html").read_text("utf-8")
-    assert page.count("data:image/png") == 2
+    assert page.count("<figure>") == 5
     assert "no compressed memory" in page
+    assert "What this model remembers" in page
+    assert 'id="by-gain"' not in page
     assert "the first 500 tokens of the test split" in page
     assert "No samples" in page

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from compressive.analysis.reading import Estimate, read, spread, to_numpy
 from compressive.evaluation.score import Progress
 from compressive.model.language_model import CompressiveLM
-from compressive.plotting import COLOURS, INK, WIDTH, figure, log_ticks, save, tidy
+from compressive.plotting import COLOURS, INK, WIDTH, Panel, arrange, save, tidy, tip
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -67,47 +67,72 @@ class AttentionUse:
             table.add_row(f"{bucket.place} {bucket.number}", str(share), f"{share.mean / bucket.slots:.2e}")
         return table
 
-    def plot(self, to: Path | BinaryIO) -> None:
-        """Plot figure 2 as bars, and below it a heat map by layer."""
-        layers, count = len(self.by_layer), len(self.buckets)
-        fig = figure(9, 3.6 + 0.22 * layers)
-        bars, grid = fig.subplots(2, 1, height_ratios=(3, 0.5 + 0.22 * layers))
-        colours = [COLOURS[bucket.place] for bucket in self.buckets]
-        bars.bar(
-            range(count),
-            [share.mean for share in self.shares],
-            yerr=[share.error for share in self.shares],
-            color=colours,
-            width=0.85,
-            ecolor=INK,
-            capsize=2,
+    def panels(self) -> list[Panel]:
+        """Return figure 2 as bars, and the same by layer as a heat map."""
+        held = {place: self.share(place) for place in PLACES if any(b.place == place for b in self.buckets)}
+        names = {"compressed": "compressed memory", "recent": "recent memory", "window": "the window"}
+        first = next(iter(held))
+        claim = f"{held[first]:.1%} of attention goes to {names[first]}"
+        caption = (
+            f"Share of attention by bucket, six per place, oldest first; mean over layers, heads, queries and "
+            f"{self.sequences:,} sequences. Error bars, ±: standard error over sequences. Fewer queries see the later "
+            "buckets of the window, as attention is causal."
         )
-        tidy(bars, "Attention by bucket, oldest to newest", y="share of attention")
-        bars.set_xlim(-0.6, count - 0.4)
-        bars.set_xticks([])
+        bars = Panel(claim, self._draw_bars, caption)
+        by_layer = [sum(share.mean for b, share in self._of(layer) if b.place == first) for layer in self.by_layer]
+        top = int(np.argmax(by_layer))
+        claim = f"Layer {top + 1} looks at {names[first]} most: {by_layer[top]:.1%}"
+        caption = "The same by layer; 1 is the lowest. The colour scale is logarithmic. "
+        if zeros := sum(share.mean <= 0 for layer in self.by_layer for share in layer):
+            caption += f"{zeros} cells are 0, which it cannot show; they have the colour of the lowest value."
+        heat = Panel(claim, self._draw_heat, caption.strip(), height=max(1.6, 0.9 + 0.2 * len(self.by_layer)))
+        return [bars, heat]
+
+    def plot(self, to: Path | BinaryIO) -> None:
+        """Plot figure 2, and beside it the same by layer."""
+        save(arrange(self.panels()), to)
+
+    def _of(self, layer: tuple[Estimate, ...]) -> Iterator[tuple[Bucket, Estimate]]:
+        return zip(self.buckets, layer, strict=True)
+
+    def _draw_bars(self, axes: Any) -> None:
+        for i, (bucket, share) in enumerate(self._of(self.shares)):
+            (bar,) = axes.bar(i, share.mean, yerr=share.error, color=COLOURS[bucket.place], width=0.85, ecolor=INK)
+            tip(bar, f"{bucket.place} {bucket.number} of {BUCKETS}: {share.mean:.2%} ± {share.error:.2%}")
+        tidy(axes, y="share of attention")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
+        self._name_places(axes, shares=True)
+
+    def _draw_heat(self, axes: Any) -> None:
+        import matplotlib
+        from matplotlib.colors import LogNorm, to_hex
+
+        values = [share.mean for layer in self.by_layer for share in layer if share.mean > 0]
+        norm, colours = LogNorm(min(values), max(values)), matplotlib.colormaps["cividis"]
+        for row, layer in enumerate(self.by_layer):
+            for column, (bucket, share) in enumerate(self._of(layer)):
+                colour = to_hex(colours(norm(max(share.mean, min(values)))))
+                (cell,) = axes.bar(column, 1, bottom=row - 0.5, width=1, color=colour)
+                tip(cell, f"layer {row + 1}, {bucket.place} {bucket.number}: {share.mean:.2%} ± {share.error:.2%}")
+        tidy(axes, y="layer", grid="")
+        layers = len(self.by_layer)
+        axes.set_ylim(layers - 0.5, -0.5)
+        shown = range(0, layers, max(1, layers // 8))
+        axes.set_yticks(list(shown), [str(i + 1) for i in shown])
+        axes.set_xlim(-0.5, len(self.buckets) - 0.5)
+        self._name_places(axes, shares=False)
+
+    def _name_places(self, axes: Any, shares: bool) -> None:
+        """Write the places below their buckets."""
+        axes.set_xticks([])
         for place in PLACES:
             found = [i for i, bucket in enumerate(self.buckets) if bucket.place == place]
             if found:
-                name = f"{place}{'' if place == 'window' else ' memory'}: {self.share(place):.1%}"
-                x = (found[0] + found[-1]) / 2
-                bars.annotate(
-                    name, (x, 0), (0, -14), xycoords=("data", "axes fraction"), textcoords="offset points",
-                    ha="center", fontsize=9, color=COLOURS[place], fontweight="bold",
+                axes.annotate(
+                    f"{place} {self.share(place):.1%}" if shares else place,
+                    ((found[0] + found[-1]) / 2, 0), (0, -12), xycoords=("data", "axes fraction"),
+                    textcoords="offset points", ha="center", fontsize=8.5, color=COLOURS[place], fontweight="bold",
                 )  # fmt: skip
-        means = np.array([[share.mean for share in row] for row in self.by_layer])
-        lowest = means[means > 0].min()  # a layer without memory has zeros, which a log scale cannot show
-        image = grid.imshow(means.clip(lowest), aspect="auto", cmap="cividis", norm="log", interpolation="nearest")
-        tidy(grid, "The same by layer", y="layer", grid="")
-        grid.set_xlim(-0.6, count - 0.4)
-        grid.set_xticks([])
-        step = max(1, layers // 8)
-        grid.set_yticks(range(0, layers, step), [str(i + 1) for i in range(0, layers, step)])
-        scale = fig.colorbar(image, ax=grid, pad=0.01, fraction=0.03)
-        scale.set_ticks(**log_ticks(lowest, means.max()))
-        scale.minorticks_off()
-        scale.outline.set_visible(False)
-        scale.ax.tick_params(labelsize=8, colors=INK, length=2)
-        save(fig, to)
 
 
 def measure_attention(

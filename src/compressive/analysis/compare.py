@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from compressive.analysis.overview import SPEEDS, Metric, Overview, same_but_for_the_seed
+from compressive.analysis.overview import CHANCE, SPEEDS, Metric, Overview, same_but_for_the_seed
 from compressive.config import AgentRun
 from compressive.plotting import PALETTE, bound, figure, headline, label_ends, save, tidy
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 Points = list[tuple[int, float]]
 
-CHANCE = 0.5
-"""Share of right choices by chance: the rooms offer two objects."""
 SMOOTH = 40
 """A training curve with more points than this is averaged in so many stretches."""
 

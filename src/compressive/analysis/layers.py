@@ -12,7 +12,7 @@ from compressive.analysis.reading import Estimate, read, spread, to_numpy
 from compressive.config import ModelConfig
 from compressive.evaluation.score import Progress
 from compressive.model.language_model import CompressiveLM
-from compressive.plotting import COLOURS, INK, WIDTH, figure, save, tidy
+from compressive.plotting import COLOURS, INK, WIDTH, Panel, arrange, save, tidy, tip
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,22 +40,28 @@ class LayerLoss:
             table.add_row(str(number), f"{loss.mean:.4e}", f"{loss.error:.1e}")
         return table
 
+    def panels(self) -> list[Panel]:
+        """Return one panel, a bar per layer."""
+        what = {
+            "attention": "Mean squared difference between attention over compressed memories and over the originals",
+            "autoencoding": "Mean squared difference between memories decoded from compressed ones and the originals",
+        }[self.kind]
+        worst = max(self.layers, key=lambda number: self.layers[number].mean)
+        claim = f"Layer {worst} loses most in compression: {self.layers[worst].mean:.3g}"
+        caption = f"{what}, over {self.windows:,} windows. Error bars, ±: standard error over windows."
+        return [Panel(claim, self._draw, caption)]
+
     def plot(self, to: Path | BinaryIO) -> None:
         """Plot one bar per layer."""
-        fig = figure(9, 3)
-        axes = fig.subplots()
-        axes.bar(
-            [str(number) for number in self.layers],
-            [loss.mean for loss in self.layers.values()],
-            yerr=[loss.error for loss in self.layers.values()],
-            color=COLOURS["compressed"],
-            ecolor=INK,
-            capsize=3,
-            width=0.7,
-        )
-        name = {"attention": "Attention-reconstruction", "autoencoding": "Auto-encoding"}[self.kind]
-        tidy(axes, f"{name} loss by layer", "layer", "mean squared difference")
-        save(fig, to)
+        save(arrange(self.panels()), to)
+
+    def _draw(self, axes: Any) -> None:
+        for number, loss in self.layers.items():
+            (bar,) = axes.bar(
+                str(number), loss.mean, yerr=loss.error, color=COLOURS["compressed"], ecolor=INK, width=0.7
+            )
+            tip(bar, f"layer {number}: {loss.mean:.3g} ± {loss.error:.1g}")
+        tidy(axes, "", "layer", "mean squared difference")
 
 
 def measurable(config: ModelConfig) -> ModelConfig:

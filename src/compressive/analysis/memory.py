@@ -6,7 +6,9 @@ model relies on a memory. A model trained without that memory may do better than
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,12 +22,32 @@ from compressive.config import ModelConfig
 from compressive.evaluation.score import Progress
 from compressive.model.language_model import CompressiveLM
 from compressive.model.memory import Memory
-from compressive.plotting import COLOURS, INK, WIDTH, figure, save, tidy
+from compressive.plotting import COLOURS, INK, WIDTH, Panel, arrange, hover, save, tidy, tip
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 EVERYTHING, NO_COMPRESSED, NOTHING = "everything", "compressed_memory_hidden", "all_memory_hidden"
+
+LEAST = 1e-4
+"""Lowest loss difference that the logarithmic axis of the figure shows, in bits."""
+NEAR = 0.05
+"""Bits above full memory that count as near it."""
+PASSAGE = 600
+"""Tokens of a passage, about; whole windows."""
+PASSAGES = 4
+"""Passages whose single tokens are kept: spread over the text, and the one where compressed memory helped most."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Consecutive tokens, read with full memories, and what each cost."""
+
+    before: int  # the token before the first
+    tokens: list[int]
+    bits: list[float]
+    gains: list[float] | None  # bits that compressed memory saved, by token; None if there is none
+    chosen: str  # why this passage
 
 
 @dataclass(frozen=True)
@@ -51,10 +73,13 @@ class MemoryUse:
     since_empty: tuple[Since, ...]
     reach: tuple[int, int, int]  # how many tokens back window, recent and compressed memory reach, in the longest layer
     temporal_range: int
+    passages: tuple[Passage, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return dataclasses.asdict(self)
+        """Return plain values for JSON, without the passages."""
+        found = dataclasses.asdict(self)
+        del found["passages"]
+        return found
 
     def table(self) -> "RenderableType":
         """Return both results as terminal tables."""
@@ -78,43 +103,78 @@ class MemoryUse:
             since.add_row(span, f"{row.bits:.4f}", str(row.excess))
         return Group(seen, since)
 
+    def panels(self) -> list[Panel]:
+        """Return what each memory is worth, and the loss as memories fill from empty."""
+        panels = []
+        worths = {"compressed": self.compressed_worth, "recent": self.recent_worth}
+        there = {place: worth for place, worth in worths.items() if worth is not None}
+        if there:
+            place, worth = next(iter(there.items()))
+            caption = (
+                f"Loss increase if a memory is hidden, on {self.tokens:,} tokens with full memories. "
+                f"±: standard error over {self.streams} streams, paired."
+            )
+            panels.append(Panel(worth.verdict(f"{place} memory"), partial(_draw_worths, there), caption, height=1.9))
+        panels.append(self._since_panel())
+        return panels
+
     def plot(self, to: Path | BinaryIO) -> None:
         """Plot both results, side by side."""
-        fig = figure(9, 3.2)
-        left, right = fig.subplots(1, 2, width_ratios=(4, 6))
-        worths = {"compressed": self.compressed_worth, "recent": self.recent_worth}
-        for row, (place, worth) in enumerate((place, worth) for place, worth in worths.items() if worth is not None):
-            left.barh(-row, worth.mean, 0.5, xerr=worth.error, color=COLOURS[place], ecolor=INK, capsize=3)
-            label = f"{place} memory: {worth.mean:.4f} ± {worth.error:.4f}"
-            left.text(0, 0.31 - row, label, fontsize=9, color=COLOURS[place], fontweight="bold")
-        tidy(left, "What each memory is worth", "bits per token", grid="x")
-        left.set_yticks([])
-        left.margins(x=0.1, y=0.2)
+        save(arrange(self.panels()), to)
 
-        shown = [row for row in self.since_empty if row.excess.mean > 1e-4]  # on a logarithmic axis
-        right.errorbar(
-            [math.sqrt(row.first * row.last) for row in shown],
-            [row.excess.mean for row in shown],
-            yerr=[row.excess.error for row in shown],
-            fmt="o-",
-            markersize=4,
-            capsize=2,
-            color=INK,
+    def _since_panel(self) -> Panel:
+        shown = [row for row in self.since_empty if row.excess.mean > LEAST]
+        close = next((row for row in self.since_empty if row.excess.mean < NEAR), None)
+        claim = f"From empty, the loss stays {NEAR} bits or more above full memory"
+        if close is not None:
+            claim = f"From empty, the loss is within {NEAR} bits of full memory after {close.first - 1:,} tokens"
+        caption = (
+            f"Loss as memories fill, minus the loss of the same text with full memories; {self.starts} starts. "
+            "Error bars, ±: standard error over starts. Shaded: how far one layer reaches; older text arrives through "
+            "the layers below. "
         )
-        right.set_xscale("log")
-        right.set_yscale("log" if shown else "linear")
-        right.xaxis.set_major_formatter("{x:,.0f}")
-        right.yaxis.set_major_formatter("{x:g}")
-        right.set_xlim(0.8, 1.3 * max(self.reach[-1], self.since_empty[-1].last))
-        # Shade the reach of one layer. Information from older text arrives only through the layers below.
-        names = {"window": "first token in window", "recent": "in recent memory", "compressed": "in compressed memory"}
-        edges = (0.8, *self.reach)
-        for place, first, last in zip(names, edges, edges[1:], strict=False):
-            if last > first:
-                right.axvspan(first, last, color=COLOURS[place], alpha=0.15, linewidth=0, label=names[place])
-        tidy(right, "Loss since an empty memory", "tokens read", "bits above full memory")
-        right.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="lower left")
-        save(fig, to)
+        if hidden := [row for row in self.since_empty if row.excess.mean <= LEAST]:
+            listed = ", ".join(f"{row.excess} at {row.first:,} to {row.last:,}" for row in hidden)
+            caption += f"Too low for the logarithmic axis: {listed}."
+
+        def draw(axes: Any) -> None:
+            places = [math.sqrt(row.first * row.last) for row in shown]
+            # A bar that reaches 0 or below would have no lower end on a logarithmic axis.
+            down = [min(row.excess.error, row.excess.mean - LEAST / 2) for row in shown]
+            up = [row.excess.error for row in shown]
+            heights = [row.excess.mean for row in shown]
+            axes.errorbar(places, heights, yerr=[down, up], fmt="o-", markersize=4, capsize=2, color=INK)
+            texts = [f"tokens {row.first:,} to {row.last:,}: {row.excess} bits above full memory" for row in shown]
+            hover(axes, list(zip(places, heights, strict=True)), texts)
+            axes.set_xscale("log")
+            axes.set_yscale("log" if shown else "linear")
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.set_xlim(0.8, 1.3 * max(self.reach[-1], self.since_empty[-1].last))
+            edges = (0.8, *self.reach)
+            for place, first, last in zip(("window", "recent", "compressed"), edges, edges[1:], strict=False):
+                if last > first:
+                    axes.axvspan(first, last, color=COLOURS[place], alpha=0.15, linewidth=0)
+                    narrow = math.log(last / first) < 0.2 * math.log(1.6 * self.reach[-1])
+                    axes.annotate(
+                        place, (math.sqrt(first * last), 0.97), xycoords=("data", "axes fraction"), ha="center",
+                        va="top", rotation=90 * narrow, fontsize=8, color=COLOURS[place], fontweight="bold",
+                    )  # fmt: skip
+            tidy(axes, "", "tokens read since empty", "bits above full memory")
+
+        return Panel(claim, draw, caption.strip())
+
+
+def _draw_worths(worths: dict[str, Estimate], axes: Any) -> None:
+    for row, (place, worth) in enumerate(worths.items()):
+        (bar,) = axes.barh(-row, worth.mean, 0.5, xerr=worth.error, color=COLOURS[place], ecolor=INK, capsize=3)
+        tip(bar, f"{place} memory: {worth} bits per token")
+        label = f"{place} memory: {worth}"
+        axes.text(0, 0.31 - row, label, fontsize=8.5, color=COLOURS[place], fontweight="bold")
+    axes.axvline(0, color=INK, linewidth=0.9)
+    tidy(axes, "", "bits per token that it saves", grid="x")
+    axes.set_yticks([])
+    axes.margins(x=0.1, y=0.2)
 
 
 def measure_memory(
@@ -148,7 +208,32 @@ def measure_memory(
         since_empty=since,
         reach=_reach(config),
         temporal_range=config.temporal_range,
+        passages=tuple(_passages(cut, bits)),
     )
+
+
+def _passages(cut: Cut, bits: dict[str, Floats]) -> Iterator[Passage]:
+    """Yield the passage where compressed memory helped most, if there is one, then some spread over the text."""
+    T, seen = cut.window, bits[EVERYTHING]
+    length = min(max(1, PASSAGE // T), cut.windows - cut.filling) * T
+    begin, end = cut.filling * T, cut.windows * T
+    gains = bits[NO_COMPRESSED] - seen if NO_COMPRESSED in bits else None
+
+    def passage(stream: int, start: int, chosen: str) -> Passage:
+        stop = start + length
+        before, *tokens = cut.tokens[stream, start : stop + 1].tolist()
+        saved = None if gains is None else gains[stream, start:stop].tolist()
+        return Passage(before, tokens, seen[stream, start:stop].tolist(), saved, chosen)
+
+    count = (end - begin) // length
+    if gains is not None:
+        parts = gains[:, begin : begin + count * length].reshape(len(gains), count, length).mean(axis=2)
+        row, number = np.unravel_index(int(parts.argmax()), parts.shape)
+        chosen = f"chosen: of {parts.size:,} passages the one where compressed memory helped most"
+        yield passage(int(row), begin + int(number) * length, chosen)
+    for i in range(min(PASSAGES - 1, len(seen))):
+        stream = i * len(seen) // min(PASSAGES - 1, len(seen))
+        yield passage(stream, begin, f"one of {min(PASSAGES - 1, len(seen))} spread evenly over the text")
 
 
 def hide(memory: Memory, compressed: Tensor, recent: Tensor) -> Memory:

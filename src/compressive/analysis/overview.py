@@ -49,6 +49,8 @@ UNKNOWN = Metric("bits per token", "bits")
 """Of runs of version 0.1, which hold no tokeniser."""
 RETURN = Metric("return", "return", higher_is_better=True)
 """Of agents."""
+CHANCE = 0.5
+"""Share of right choices by chance: the rooms offer two objects."""
 SPEEDS: dict[Kind, str] = {"text": "tokens/s", "speech": "samples/s", "agent": "steps/s"}
 """Units of training speed."""
 

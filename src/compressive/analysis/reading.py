@@ -40,6 +40,13 @@ class Estimate:
     def __str__(self) -> str:
         return f"{self.mean:z.4f} ± {self.error:.4f}"
 
+    def verdict(self, what: str) -> str:
+        """Say what something is worth in bits per token: saved, harmful, or no clear difference."""
+        what = what[:1].upper() + what[1:]
+        if abs(self.mean) <= 2 * self.error:
+            return f"{what} makes no clear difference: {self} bits per token"
+        return f"{what} {'saves' if self.mean > 0 else 'costs'} {abs(self.mean):.4f} ± {self.error:.4f} bits per token"
+
 
 class Cut(NamedTuple):
     """Streams of equal length, evenly spaced over a text."""
