@@ -169,7 +169,8 @@ def test_runs_that_differ_in_their_seed_are_one_recipe(tmp_path, capsys):
     assert ours["differs_in"] == {"model.compressed_size": 8}
     assert txl["differs_in"] == {"model.compressed_size": 0}
     drawn = (tmp_path / "curves.svg").read_text("utf-8")
-    assert drawn.startswith("<?xml")
+    assert drawn.startswith("<svg ")
+    assert "<title>ours, step 20: 2.15 (2.05 to 2.25)</title>" in drawn
     assert err == f"written to {tmp_path / 'curves.svg'}\n"
 
     code, out, _ = call(capsys, "compare", *folders, "--plot", tmp_path / "curves.png")

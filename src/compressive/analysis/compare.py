@@ -15,7 +15,7 @@ import numpy as np
 
 from compressive.analysis.overview import CHANCE, SPEEDS, Metric, Overview, same_but_for_the_seed
 from compressive.config import AgentRun
-from compressive.plotting import PALETTE, bound, figure, headline, label_ends, save, tidy
+from compressive.plotting import PALETTE, bound, figure, headline, hover, label_ends, save, tidy
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -196,6 +196,12 @@ class Comparison:
             steps, mean, low, high = _over_seeds(curves)
             marker = "o" if len(steps) < 15 else ""
             axes.plot(steps, mean, color=colour, linewidth=1.6, marker=marker, markersize=3.5)
+            spans = zip(steps, mean, low, high, strict=True)
+            texts = [
+                f"{recipe.name}, step {at:,.0f}: {value:.4g}" + f" ({least:.4g} to {most:.4g})" * (len(curves) > 1)
+                for at, value, least, most in spans
+            ]
+            hover(axes, list(zip(steps, mean, strict=True)), texts)
             if len(curves) > 1:
                 axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
             ends.append((float(mean[-1]), recipe.name, colour))
