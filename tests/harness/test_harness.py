@@ -217,6 +217,11 @@ def test_the_command_hands_everything_to_lm_eval(home, capsys, monkeypatch):
     assert "say where enwik8 is with --metadata enwik8=PATH" in capsys.readouterr().err
 
 
+def test_unknown_arguments_are_refused(home):
+    with pytest.raises(ValueError, match="model_args pretrained: expected path, which"):
+        CompressiveModel(str(home / "run"), pretrained="gpt2")
+
+
 def test_another_corpus_is_not_taken_for_enwik8(home, tmp_path):
     splits = {name: [b"the cat"] for name in ("train", "valid", "test")}
     write_corpus(tmp_path / "enwik8", "enwik8", ByteTokenizer(), splits, {}, settings={"corpus": "text"})

@@ -21,6 +21,7 @@ from training_helpers import command
 import compressive
 from compressive.data.corpus import Corpus, write_corpus
 from compressive.data.tokenizer import WordTokenizer, load_tokenizer
+from compressive.evaluation.score import score
 from compressive.inference.generate import prime
 from compressive.runs import transfo_xl
 from compressive.runs.run import Run
@@ -108,15 +109,16 @@ class Reference:
         q, attended = q[len(slots) - len(h) :], torch.zeros(len(h), H, K, dtype=torch.double)
         for t in range(len(h)):
             last = len(slots) - len(h) + t
-            distances = torch.arange(last, -1, -1.0, dtype=torch.double)
+            first = last + 1 - self.config["mem_len"] if self.config["same_length"] else 0
+            distances = torch.arange(last - first, -1, -1.0, dtype=torch.double)
             if self.config["clamp_len"] > 0:
                 distances = distances.clamp(max=self.config["clamp_len"])
             angles = distances[:, None] / 10000 ** (torch.arange(0, D, 2, dtype=torch.double) / D)
             r = (torch.cat([angles.sin(), angles.cos()], dim=1) @ w["dec_attn.r_net.weight"].T).view(-1, H, K)
-            content = ((q[t] + w["dec_attn.r_w_bias"]) * k[: last + 1]).sum(-1)
+            content = ((q[t] + w["dec_attn.r_w_bias"]) * k[first : last + 1]).sum(-1)
             position = ((q[t] + w["dec_attn.r_r_bias"]) * r).sum(-1)
             weights = ((content + position) / math.sqrt(K)).softmax(dim=0)
-            attended[t] = (weights[..., None] * v[: last + 1]).sum(0)
+            attended[t] = (weights[..., None] * v[first : last + 1]).sum(0)
         h = self.norm(w, "dec_attn", h + attended.flatten(1) @ w["dec_attn.o_net.weight"].T)
         hidden = (h @ w["pos_ff.CoreNet.0.weight"].T + w["pos_ff.CoreNet.0.bias"]).relu()
         return self.norm(w, "pos_ff", h + hidden @ w["pos_ff.CoreNet.3.weight"].T + w["pos_ff.CoreNet.3.bias"])
@@ -174,6 +176,18 @@ def test_losses_are_those_of_the_published_definition(tmp_path, changed):
         memory = out.memory
     logits, _ = prime(model, tokens[:42])  # as generation reads it, step by step where a window is not whole
     torch.testing.assert_close(logits[0].log_softmax(-1), expected[-1])
+
+
+def test_tokens_that_see_equally_much_are_exact_in_windows_of_one(tmp_path):
+    config = CONFIG | {"same_length": True}
+    weights = tensors(config)
+    made = transfo_xl.convert(folder(tmp_path / "published", config, weights), tmp_path / "release", window=1)
+    assert made.notes == []
+    model, reference = compressive.load(made.folder, device="cpu").model.double(), Reference(config, weights)
+    tokens = torch.randint(config["vocab_size"], (25,), generator=torch.Generator().manual_seed(1))
+    expected = torch.cat([reference.read(tokens[start : start + 6].tolist()) for start in range(0, 24, 6)])
+    nll = torch.from_numpy(score(model, tokens.numpy()))
+    torch.testing.assert_close(nll[1:], -expected[torch.arange(24), tokens[1:]])
 
 
 def test_weights_saved_by_torch_give_the_same_release(tmp_path):

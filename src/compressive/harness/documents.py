@@ -43,7 +43,7 @@ def pg19(pg19: str = "data/pg19", **others: object) -> Split:
         books = {source for source in Corpus.open(path).manifest.sources if source.startswith("test/")}
         return _split([(name, text)], _official_words(books))
     if not (path / "test").is_dir():
-        raise FileNotFoundError(_nowhere(path, "pg19", "a folder with test/ID.txt, as compressive data pg19 build"))
+        raise FileNotFoundError(_nowhere(path, "pg19", "the folder that compressive data pg19 build writes"))
     files = sorted((path / "test").glob("*.txt"), key=lambda file: (len(file.stem), file.stem))
     if not files:
         raise FileNotFoundError(f"{path / 'test'} has no books: expected files ID.txt")
@@ -102,6 +102,6 @@ def _decode(name: str, text: bytes) -> str:
 
 def _nowhere(path: Path, name: str, what: str) -> str:
     return (
-        f"{path} does not exist: say where {name} is with --metadata {name}=PATH, {what} or the corpus that "
-        f"compressive data prepare {name} writes"
+        f"{path} does not exist: say where {name} is with --metadata {name}=PATH, which is {what}, or the corpus "
+        f"that compressive data prepare {name} writes"
     )

@@ -27,6 +27,8 @@ from compressive.model.language_model import IGNORED
 from compressive.model.memory import Memory
 from compressive.runtime import autocast
 
+ARGUMENTS = ("path", "which", "memory_size", "compressed_size", "empty_memory", "precision")
+"""What --model_args may have."""
 AUTO_BATCH = 16
 """Rows of a batch for --batch_size auto."""
 LOGITS = 1 << 24
@@ -60,12 +62,16 @@ class CompressiveModel(LM):  # type: ignore[misc]  # lm_eval is not analysed
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
         device: str | None = None,
+        **unknown: object,
     ) -> None:
         """Load a model; the arguments up to `precision` are those of `compressive evaluate`, the others lm_eval's own.
 
-        A batch size of "auto" is 16, or `max_batch_size` if that is less.
+        A batch size of "auto" is 16, or `max_batch_size` if that is less. Raises ValueError for unknown arguments, and
+        what `compressive.load` raises.
         """
         super().__init__()
+        if unknown:
+            raise ValueError(f"model_args {', '.join(unknown)}: expected {', '.join(ARGUMENTS)}")
         if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
             note(f"no {device}, which lm_eval asks for unless --device says otherwise")
             device = None

@@ -63,11 +63,12 @@ def convert(source: Path, out: Path, *, window: int | None = None, corpus: str =
         kept["tokenizer_sha256"] = _tokenizer_sha256(tokenizer)
         (partial / CORPUS).write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
     notes = []
-    if theirs["same_length"]:
+    if theirs["same_length"] and config.window > 1:
         memory = theirs["mem_len"]
         notes.append(
             f"same_length: in the original every token sees {memory:,} positions, its own included; here it sees all "
-            f"of memory and its window so far, {memory + 1:,} to {memory + config.window:,}"
+            f"of memory and its window so far, {memory + 1:,} to {memory + config.window:,}; --window 1 is as the "
+            "original, and slow"
         )
     return Converted(out, notes)
 
@@ -111,6 +112,9 @@ def _refuse(theirs: dict[str, Any]) -> None:
 
 def _model_config(theirs: dict[str, Any], window: int | None) -> ModelConfig:
     cutoffs = tuple(theirs["cutoffs"])
+    window = theirs["tgt_len"] if window is None else window
+    # Of windows of one token each sees memory and itself: one slot less makes that as many as with same_length.
+    memory_size = max(0, theirs["mem_len"] - 1) if theirs["same_length"] and window == 1 else theirs["mem_len"]
     return ModelConfig(
         vocab_size=theirs["vocab_size"],
         n_layers=theirs["n_layer"],
@@ -119,8 +123,8 @@ def _model_config(theirs: dict[str, Any], window: int | None) -> ModelConfig:
         d_ff=theirs["d_inner"],
         dropout=theirs["dropout"],
         attention_dropout=theirs["dropatt"],
-        window=theirs["tgt_len"] if window is None else window,
-        memory_size=theirs["mem_len"],
+        window=window,
+        memory_size=memory_size,
         compressed_size=0,
         empty_memory="zeros",
         norm="post",
