@@ -55,7 +55,7 @@ def test_the_last_observation_of_an_episode_is_its_own():
 
 
 def test_the_vector_environment_gives_the_last_observations_as_gymnasium_s_own_does():
-    options = {"num_envs": 3, "seconds": 1.0, "delays": (0, 10)} | SMALL
+    options: dict[str, Any] = {"num_envs": 3, "seconds": 1.0, "delays": (0, 10)} | SMALL
     ours = gymnasium.make_vec("compressive/Rooms-v0", **options)
     ours.reset(seed=4)
     theirs = gymnasium.make_vec(
@@ -97,7 +97,7 @@ def test_perfect_eyes_are_a_vector_and_still_render():
     seen, _ = env.reset(seed=1)
     assert env.observation_space.contains(seen)
     assert seen.shape == (7 + 2 * 4,)
-    assert env.render().shape == (12, 16, 3)
+    assert np.shape(env.render()) == (12, 16, 3)
 
 
 def test_many_environments_are_made_by_their_id_as_one_tensor_program():
