@@ -25,6 +25,12 @@ class Uneven:
         right = torch.tensor([True, False])
         return Transition(torch.zeros(2, 3), torch.tensor([1.0, 2.0]), done, right, ~right)
 
+    def view(self):
+        return None
+
+    def stagger(self):
+        pass
+
     def state_dict(self):
         return {}
 

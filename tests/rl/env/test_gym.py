@@ -46,7 +46,9 @@ def test_the_last_observation_of_an_episode_is_its_own():
         seen, _, ended, _, _ = env.step(4)  # turns left, so nothing looks as at the start
     assert ended
     assert not np.array_equal(seen, first)
-    assert np.array_equal(env.render(), seen)
+    view = env.render()
+    assert isinstance(view, np.ndarray)
+    assert np.array_equal(view, seen)
     longer = gymnasium.make("compressive/Rooms-v0", **SMALL, seconds=2.0)
     longer.reset(seed=1)
     for _ in range(15):
@@ -97,7 +99,9 @@ def test_perfect_eyes_are_a_vector_and_still_render():
     seen, _ = env.reset(seed=1)
     assert env.observation_space.contains(seen)
     assert seen.shape == (7 + 2 * 4,)
-    assert np.shape(env.render()) == (12, 16, 3)
+    view = env.render()
+    assert isinstance(view, np.ndarray)
+    assert view.shape == (12, 16, 3)
 
 
 def test_many_environments_are_made_by_their_id_as_one_tensor_program():
