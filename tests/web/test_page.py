@@ -76,9 +76,11 @@ def test_a_visit(visit):
     expect(status).to_have_text("51 tokens read")
     text = page.get_by_role("listbox")
     assert text.inner_text() == PROMPT
-    expect(
-        page.get_by_role("img", name=re.compile("Memory of 2 layers: compressed slots filled 5 of 5"))
-    ).to_be_visible()
+    strip = page.get_by_role("application", name=re.compile("Memory of 2 layers: compressed slots filled 5 of 5"))
+    strip.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".hint")).to_have_text("Layer 2, compressed: tokens 26–27 “it”")
     expect(page.locator(".sum")).to_have_text("51 tokens read, 25 in memory or window, 26 forgotten")
 
     # Write, by the button and by a key.

@@ -187,5 +187,15 @@ def test_other_tokenisers_have_pieces_too(kind):
     assert len(text.look(len(text) - 1)["likely"]) == 8
 
 
+def test_what_was_given_is_told_from_what_was_sampled():
+    text = tiny_text(PROMPT)
+    finish(text.write(20, OPTIONS))
+    assert (text.given, text.fork(60).given, text.fork(20).given) == (51, 51, 20)
+    finish(text.read_again(Sizes((6, 6), (3, 3))))
+    assert text.given == 51
+    finish(text.read([65]))
+    assert text.given == len(text) == 72
+
+
 def test_the_empty_prompt_begins_after_a_newline():
     assert tiny_text("").pieces == ["\n"]

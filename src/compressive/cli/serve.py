@@ -6,6 +6,8 @@ compressive serve release --port 0 --open
 
 import importlib.util
 import sys
+import threading
+import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -66,9 +68,7 @@ def serve(options: Serve) -> int:
             sys.stdout.flush()
             note("open it in a browser; Ctrl-C stops")
             if options.open:
-                import webbrowser
-
-                webbrowser.open(address)
+                threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()  # one of text may block
 
         serve(model, Path(options.run).resolve().name, bound, options.host, listening)
     return 0

@@ -79,6 +79,7 @@ class Session:
             "at": self.at,
             "title": "".join(text.pieces[:60]).strip()[:40],
             "length": len(text),
+            "given": text.given,
             "bits": _mean(text.bits),
             "sizes": {"recent": text.sizes.recent, "compressed": text.sizes.compressed},
             "memory": text.memory() if len(text) else None,
@@ -266,11 +267,11 @@ class Server:
                         if live:
                             yield _event("tokens", _tokens(text, sent, len(text)))
                             sent = len(text)
-                            if len(text) // text.window != window:
-                                window = len(text) // text.window
-                                yield _event("memory", await session.use(text.memory))
                         elif done is not None:
                             yield _event("progress", {"done": done, "total": total})
+                        if len(text) // text.window != window:
+                            window = len(text) // text.window
+                            yield _event("memory", await session.use(text.memory))
                         if over:
                             break
                     yield _event("done", await session.use(session.summary))

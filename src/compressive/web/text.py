@@ -46,6 +46,7 @@ class Text:
         tokens: numbers of the tokens.
         pieces: what each token adds to the text; empty for a part of a character, whose last part has it whole.
         bits: the surprise of each token, -log2 p; None for the first, which nothing precedes.
+        given: tokens up to here were read, the others sampled.
 
     """
 
@@ -54,6 +55,7 @@ class Text:
         self.tokens: list[int] = []
         self.pieces: list[str] = []
         self.bits: list[float | None] = []
+        self.given = 0
         self._sizes: dict[int, Sizes] = {0: engines.default.sizes}  # by the first window in which they hold
         self._points: dict[int, Point] = {}  # by window, as the window before left them
         self._state: DecodingState | None = None  # within a window
@@ -86,6 +88,7 @@ class Text:
             else:
                 self._append(whole[0])
                 done += 1
+            self.given = len(self)
             yield done
 
     def write(self, count: int, options: SamplingOptions) -> Iterator[int]:
@@ -114,6 +117,7 @@ class Text:
         """Forget all tokens but the first `length`."""
         window = length // self.window
         del self.tokens[length:], self.pieces[length:], self.bits[length:]
+        self.given = min(self.given, length)
         self._sizes = {at: sizes for at, sizes in self._sizes.items() if at <= window}
         self._points = {at: point for at, point in self._points.items() if at <= window}
         self._restore()
@@ -122,7 +126,7 @@ class Text:
     def fork(self, length: int) -> "Text":
         """Return a text of the first `length` tokens, which goes on by itself."""
         other = Text(self.engines)
-        other.tokens, other.pieces, other.bits = self.tokens[:], self.pieces[:], self.bits[:]
+        other.tokens, other.pieces, other.bits, other.given = self.tokens[:], self.pieces[:], self.bits[:], self.given
         other._sizes, other._points = dict(self._sizes), dict(self._points)
         other.rewind(length)
         return other
@@ -146,6 +150,7 @@ class Text:
         again = Text(self.engines)
         again._sizes = {0: sizes}
         yield from again.read(self.tokens)
+        again.given = self.given
         vars(self).update(vars(again))
 
     # Views.

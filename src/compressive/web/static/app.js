@@ -37,7 +37,7 @@ class App {
     const { name, parameters, tokenizer, layers, heads, window, rates, device } = this.model;
     const rate = Math.min(...rates) === Math.max(...rates) ? rates[0] : `${Math.min(...rates)} to ${Math.max(...rates)}`;
     by("model").textContent =
-      `${name} · ${(parameters / 1e6).toFixed(1)} M parameters · ${tokenizer} · ${layers} layers, ${heads} heads · window ${window} · compression ${rate} to 1 · ${device}`;
+      `${name} · ${parameters < 1e6 ? `${Math.round(parameters / 1e3)} thousand` : `${(parameters / 1e6).toFixed(1)} M`} parameters · ${tokenizer} · ${layers} layers, ${heads} heads · window ${window} · compression ${rate} to 1 · ${device}`;
     document.title = `${name} · compressive`;
   }
 
@@ -195,7 +195,9 @@ class App {
     }
     this.guard(async () => {
       const seen = await get(`/api/texts/${pane.id}/look?token=${token}`);
-      if (asked === this.looked) this.look.show(pane, token, seen);
+      if (asked !== this.looked) return;
+      this.look.show(pane, token, seen);
+      pane.span(token)?.scrollIntoView({ block: "nearest" }); // the text may have become narrower
     });
   }
 

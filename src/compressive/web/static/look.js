@@ -145,13 +145,14 @@ export class Look {
     for (const slot of top) {
       const line = body.insertRow();
       line.insertCell().textContent = percent(slot.weight);
-      const made = slot.first < 0 ? "" : ` ${tokens(slot).replace(/^tokens? /, "")}`;
-      line.insertCell().append(make("span", `key ${KINDS[slot.kind]}`, KINDS[slot.kind] + made));
+      const kind = make("span", `key ${KINDS[slot.kind]}`, KINDS[slot.kind]);
+      line.insertCell().append(kind, make("span", "numbers", slot.first < 0 ? "" : ` ${tokens(slot).replace(/^tokens? /, "")}`));
       const cell = line.insertCell();
       if (slot.first < 0) cell.textContent = "empty";
       else cell.append(this.quoted(slot, text));
     }
     const title = make("h3", "", `Layer ${layer + 1}, head ${head + 1}, slot by slot`);
+    title.append(make("small", "", ` · tallest bar ${percent(top[0].weight)}`));
     const bars = make("canvas", "bars");
     bars.setAttribute("role", "img");
     bars.setAttribute("aria-label", `Attention of layer ${layer + 1}, head ${head + 1} on each slot; the table has the largest`);

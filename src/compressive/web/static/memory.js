@@ -54,11 +54,13 @@ export function layout(row, width, left) {
 
 export class Strip {
   constructor(canvas, sum, hint, pieceOf) {
-    Object.assign(this, { canvas, sum, hint, pieceOf, memory: null, before: null, began: 0, frame: 0 });
+    Object.assign(this, { canvas, sum, hint, pieceOf, memory: null, before: null, began: 0, frame: 0, cursor: null });
     new ResizeObserver(() => this.draw()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
     canvas.addEventListener("pointermove", (event) => this.point(event));
-    canvas.addEventListener("pointerleave", () => { this.hint.textContent = ""; });
+    canvas.addEventListener("pointerdown", (event) => this.point(event));
+    canvas.addEventListener("keydown", (event) => this.key(event));
+    for (const name of ["pointerleave", "blur"]) canvas.addEventListener(name, () => this.tell(null));
   }
 
   // Shows memory, moving slots from where they were if a window has ended.
@@ -92,7 +94,7 @@ export class Strip {
     const full = (row) => `${row.filter((token) => token >= 0).length} of ${row.length}`;
     this.sum.textContent = `${length.toLocaleString("en")} tokens read, ${kept.toLocaleString("en")} in memory or window, ${(length - kept).toLocaleString("en")} forgotten`;
     this.canvas.setAttribute("aria-label",
-      `Memory of ${this.memory.layers.length} layers: compressed slots filled ${full(firsts)}, recent ${full(recent)}, window ${filled} of ${this.memory.window.size}.`);
+      `Memory of ${this.memory.layers.length} layers: compressed slots filled ${full(firsts)}, recent ${full(recent)}, window ${filled} of ${this.memory.window.size}. Arrow keys go from slot to slot.`);
   }
 
   draw() {
@@ -128,6 +130,12 @@ export class Strip {
       else row.forEach((slot, i) => fill(slot, edges[i], cell, 1));
       context.globalAlpha = 1;
     }
+    if (this.cursor && part === 1 && this.cursor.i < this.rows[this.cursor.layer].row.length) {
+      const { edges, cell, top } = this.rows[this.cursor.layer];
+      context.strokeStyle = palette.ink;
+      context.lineWidth = 2;
+      context.strokeRect(edges[this.cursor.i] - 1, top, Math.max(3, cell + 1), tall);
+    }
     if (part < 1) this.draw();
     else this.before = null;
   }
@@ -156,21 +164,39 @@ export class Strip {
     });
   }
 
-  async point(event) {
+  point(event) {
     if (!this.rows) return;
     const box = this.canvas.getBoundingClientRect();
     const x = event.clientX - box.left, y = event.clientY - box.top;
     const layer = this.rows.findIndex((row) => y >= row.top && y < row.bottom);
     if (layer < 0) return;
-    const { row, edges, cell } = this.rows[layer];
+    const { edges, cell } = this.rows[layer];
     const i = edges.findIndex((edge) => x >= edge && x < edge + cell);
-    if (i < 0) return;
-    const slot = row[i];
-    const asked = `${layer} ${i}`;
-    this.asked = asked;
+    if (i >= 0) this.tell({ layer, i });
+  }
+
+  key(event) {
+    const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    if (!this.rows || !steps[event.key]) return;
+    const [down, right] = steps[event.key], now = this.cursor ?? { layer: 0, i: -1 };
+    const within = (n, count) => Math.min(count - 1, Math.max(0, n));
+    const layer = within(now.layer + down, this.rows.length);
+    this.tell({ layer, i: within(now.i + right, this.rows[layer].row.length) });
+    event.preventDefault();
+  }
+
+  // Marks a slot, and says what it was made of.
+  async tell(cursor) {
+    const asked = (this.cursor = cursor);
+    this.draw();
+    if (!cursor) {
+      this.hint.textContent = "";
+      return;
+    }
+    const slot = this.rows[cursor.layer].row[cursor.i];
     const text = slot.first < 0 ? "" : await this.pieceOf(slot.first, slot.last + 1);
-    if (this.asked !== asked) return;
-    const name = `Layer ${layer + 1}, ${KINDS[slot.kind]}`;
+    if (this.cursor !== asked) return;
+    const name = `Layer ${cursor.layer + 1}, ${KINDS[slot.kind]}`;
     this.hint.textContent = slot.first < 0 ? `${name}: empty` : `${name}: ${tokens(slot)} ${shown(text)}`;
   }
 }

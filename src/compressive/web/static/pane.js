@@ -106,7 +106,7 @@ export class Pane {
       token.id = `text-${this.id}-${start + i}`;
       token.dataset.n = start + i;
       token.setAttribute("role", "option");
-      token.className = `s${level(bits[i])}${piece.includes("\n") ? " newline" : ""}`;
+      token.className = `s${level(bits[i])}${piece.includes("\n") ? " newline" : ""}${start + i === this.summary.given ? " written" : ""}`;
       token.textContent = piece;
       fragment.append(token);
     });
