@@ -115,7 +115,8 @@ class Step:
         if accumulates and not self.totals:
             self.totals = [torch.zeros_like(parameter) for parameter in self.named.values()]
         self.asked.fill_(asked)
-        self.forgetting.fill_(1 - average_decay(step, self.options))
+        if self.averages:
+            self.forgetting.fill_(1 - average_decay(step, self.options))
         for settings in self.optimiser.param_groups:
             if isinstance(settings["lr"], Tensor):
                 settings["lr"].fill_(learning_rate(step, self.options))
@@ -184,7 +185,7 @@ class Step:
             memories.append(losses.memory.detach())
         return task, compression, memories
 
-    def losses(self, windows: Windows, memory: Any) -> "Losses":
+    def losses(self, windows: Windows, memory: Any) -> Losses:
         """Go forward over the BPTT windows, from a memory; the means over windows and rows."""
         unroll = self.options.unroll
         task, compression = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
