@@ -3,24 +3,34 @@
     python experiments/from_empty.py --source runs/quickstart --probabilities 0 0.02 0.1 --results FILE
 
 Each probability is one run of `steps` steps from the same weights, on the same text in the same order; 0 is the
-control. Measured on the validation split: bits from an empty memory, zeros and masked, as memories fill. Measured on
-the test split, with memory carried through: bits per token, which resets could cost. A run that is there already is not
-trained again.
+control. Measured on the validation split: bits of the first window after an empty memory, zeros or masked, at random
+places, the same for all runs; and the difference to the control, paired by place. Measured with memory carried
+through: bits per token of the test split, and of the validation split once memories are full, which resets could cost. A
+run that is there already is not trained again.
 """
 
 import argparse
+import itertools
 import math
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+import torch
 
 from compressive.analysis.memory import measure_memory
+from compressive.analysis.reading import Floats
 from compressive.bench import write_results
 from compressive.cli import main as compressive
 from compressive.config.model import transformer
+from compressive.data.tokenizer import Tokens
 from compressive.evaluation.score import score
+from compressive.model.language_model import CompressiveLM
 from compressive.runs.run import Run
 from compressive.runs.trained import Trained
+
+FORMS: tuple[Literal["zeros"], Literal["masked"]] = "zeros", "masked"
 
 
 def main() -> None:
@@ -32,22 +42,26 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="steps of each run (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=50_000, help="tokens to measure on (default: %(default)s)")
+    parser.add_argument("--starts", type=int, default=2000, help="windows from empty (default: %(default)s)")
     parser.add_argument("--streams", type=int, default=8, help="streams of the test split (default: %(default)s)")
     parser.add_argument("--data-dir", default="data", help="folder of prepared corpora (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/from-empty"), help="(default: %(default)s)")
     parser.add_argument("--results", type=Path, help="results file to write")
     options = parser.parse_args()
-    rows = [{"name": "source", **measure(options.source, options)}]
-    show(rows[-1])
-    for probability in options.probabilities:
-        run = options.out / f"reset-{probability:g}"
-        if not (run / "checkpoints").exists():
+    rows: list[dict[str, Any]] = []
+    control: dict[str, Floats] = {}
+    for probability in [None, *options.probabilities]:
+        run = options.source if probability is None else options.out / f"reset-{probability:g}"
+        if probability is not None and not (run / "checkpoints").exists():
             train(run, probability, options)
-        rows.append({"name": "fine-tuned", "reset_probability": probability, **measure(run, options)})
+        row, found = measure(run, options)
+        control = found if probability == 0 else control
+        row["first_window"] = {empty: ranges(bits, control.get(empty)) for empty, bits in found.items()}
+        rows.append({"name": "source" if probability is None else "fine-tuned", "reset_probability": probability} | row)
         show(rows[-1])
     if options.results:
         what, command = "bits since an empty memory, with and without resets", " ".join(["python", *sys.argv])
-        about = {name: getattr(options, name) for name in ("preset", "steps", "rate", "tokens", "streams")}
+        about = {name: getattr(options, name) for name in ("preset", "steps", "rate", "tokens", "starts", "streams")}
         write_results(options.results, what, command, rows, **about)
 
 
@@ -65,30 +79,49 @@ def train(run: Path, probability: float, options: argparse.Namespace) -> None:
         sys.exit(code)
 
 
-def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Return bits since an empty memory, both forms of it, and bits of the test split."""
+def measure(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Floats]]:
+    """Return figures with memory carried through, and bits of the first window for both forms of an empty memory."""
     run = Run.open(folder)
     trained, corpus = Trained.load(run, "last"), run.corpus(Path(options.data_dir))
-    row: dict[str, Any] = {}
-    for empty in ("zeros", "masked"):
-        model = trained.model(transformer(trained.eval_config(empty_memory=empty).model))
-        found = measure_memory(model, corpus.split("valid"), tokens=options.tokens)
-        row[f"since_empty_{empty}"] = [
-            {"first": since.first, "last": since.last, "bits": since.bits} for since in found.since_empty
-        ]
-        if empty == run.config.model.empty_memory:  # type: ignore[union-attr]
-            row["full_memory_bits"] = found.conditions["everything"].mean
-            row["compressed_memory_worth"] = found.compressed_worth and found.compressed_worth.mean
-            row["test_bits"] = float(score(model, corpus.split("test"), streams=options.streams).mean()) / math.log(2)
-    return row
+    models = {empty: trained.model(transformer(trained.eval_config(empty_memory=empty).model)) for empty in FORMS}
+    own = models[transformer(run.config.model).empty_memory]
+    used = measure_memory(own, corpus.split("valid"), tokens=options.tokens)
+    row = {
+        "test_bits": float(score(own, corpus.split("test"), streams=options.streams).mean()) / math.log(2),
+        "full_memory_bits": used.conditions["everything"].mean,
+        "compressed_memory_worth": None if used.compressed_worth is None else used.compressed_worth.mean,
+    }
+    return row, {empty: first_window(model, corpus.split("valid"), options.starts) for empty, model in models.items()}
+
+
+@torch.no_grad()
+def first_window(model: CompressiveLM, text: Tokens, starts: int, batch: int = 50) -> Floats:
+    """Read one window from an empty memory at random places of a text (n,); bits of every token, (starts, window)."""
+    window = model.config.window
+    places = np.random.default_rng(0).integers(len(text) - window, size=starts)
+    rows = torch.from_numpy(np.stack([text[place : place + window + 1] for place in places]).astype(np.int64))
+    nats = [model(x[:, :-1], model.initial_memory(len(x)), targets=x[:, 1:]).nll for x in rows.split(batch)]
+    return torch.cat(nats).double().numpy() / math.log(2)
+
+
+def ranges(bits: Floats, control: Floats | None) -> list[dict[str, float]]:
+    """Return bits by tokens read since the start, in ranges up to powers of two, and by how much they are below."""
+    lasts = [2**i for i in range(64) if 2**i < bits.shape[1]] + [bits.shape[1]]
+    found: list[dict[str, float]] = []
+    for first, last in itertools.pairwise([0, *lasts]):
+        found.append({"first": first + 1, "last": last, "bits": float(bits[:, first:last].mean())})
+        if control is not None:
+            below = (control - bits)[:, first:last].mean(axis=1)
+            found[-1] |= {"below_control": below.mean(), "error": below.std(ddof=1) / math.sqrt(len(below))}
+    return found
 
 
 def show(row: dict[str, Any]) -> None:
     """Print the figures of one run."""
-    print(f"{row['name']} {row.get('reset_probability', '')}: test bits {row['test_bits']:.4f}")
-    for form in ("zeros", "masked"):
-        parts = [f"{at['last']}: {at['bits']:.3f}" for at in row[f"since_empty_{form}"]]
-        print(f"  {form}, bits up to token {', '.join(parts)}", flush=True)
+    print(f"{row['name']}, reset probability {row['reset_probability']}: test bits {row['test_bits']:.4f}")
+    for empty, parts in row["first_window"].items():
+        figures = [f"{part['last']}: {part['bits']:.3f} ({part.get('below_control', 0):.3f})" for part in parts]
+        print(f"  {empty}, bits up to token (below the control): {', '.join(figures)}", flush=True)
 
 
 if __name__ == "__main__":

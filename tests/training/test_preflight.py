@@ -58,8 +58,12 @@ def test_a_micro_batch_is_estimated_from_the_memory_that_is_there(tmp_path, monk
     assert [rows(share) for share in (2, 1.01, 0.99, 0.51, 0.43, 0.26, 0)] == [12, 12, 6, 6, 4, 3, 1]
     given = tiny_run_config(tmp_path, batch=12, micro_batch=100)
     assert (micro_batch(given, World(), 12), micro_batch(tiny_run_config(tmp_path), World(), 12)) == (12, 12)
-    with pytest.raises(ValueError, match="micro_batch='auto' with 2 processes: expected a number of rows"):
-        micro_batch(config, World(0, 2), 6)
+    sharded = dataclasses.replace(config.train, parallel="fsdp")
+    monkeypatch.setattr(World, "first", lambda world, act: act())
+    there = (need.weights / 4 + need.memory / 2 + 0.6 * need.activations) / 0.75 / 2**30
+    monkeypatch.setattr("compressive.training.preflight.memory_gib", lambda device: there)
+    assert micro_batch(dataclasses.replace(config, train=sharded), World(0, 4), 6) == 6
+    assert micro_batch(config, World(0, 4), 6) < 6
 
 
 def test_recomputation_accumulation_and_bptt_count(tmp_path):

@@ -43,7 +43,8 @@ class TrainConfig:
     """Batch size: the corpus is cut into this many contiguous streams, each with its own memory."""
     micro_batch: Literal["auto"] | int = 0
     """Rows of a process that go through the model at a time: gradients are those of the whole batch, memory for
-    activations that of these rows. 0: all at once; auto: as many as fit, halved until a step does."""
+    activations that of these rows. 0: all at once; auto: as many as fit, by an estimate, which a run on one GPU tries
+    out and halves until a step fits."""
     unroll: int = 1
     """BPTT windows per step, through which gradients flow; 2 trains the compressor by BPTT."""
     learning_rate: float = 3e-4

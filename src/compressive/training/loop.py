@@ -102,7 +102,7 @@ def train(run: Run, world: World | None = None) -> int:
         if origin is not None and not step:
             where += f", starting from {origin.source} at step {origin.step}"
         together = f" × {world.size} ({options.parallel})" if world.size > 1 else ""
-        if options.micro_batch == "auto" and step < options.steps:
+        if options.micro_batch == "auto" and device.type == "cuda" and world.size == 1 and step < options.steps:
             step_fn.fit_micro_batch(_read(streams, position, step, config, device))
         how = f"{device}{together}, {options.precision}"
         if step_fn.micro_batch < streams.count:

@@ -216,25 +216,23 @@ def _bytes(storages: Iterable[UntypedStorage], apart_from: Iterable[UntypedStora
 def micro_batch(config: RunConfig, world: World, streams: int) -> int:
     """Return how many of a process's streams go through the model at a time; for `auto` an estimate of what fits.
 
-    Raises ValueError for `auto` with several processes, which would have to agree.
+    All processes of a world call this together and get the same.
     """
     asked = config.train.micro_batch
-    if asked != "auto":
-        return min(asked or streams, streams)
-    if world.size > 1:
-        raise ValueError(
-            f"micro_batch='auto' with {world.size} processes: expected a number of rows, as all have to take the same; "
-            "--train.micro-batch auto on one of the GPUs says how many fit"
-        )
+    return world.first(lambda: _fitting(config, world, streams)) if asked == "auto" else min(asked or streams, streams)
+
+
+def _fitting(config: RunConfig, world: World, streams: int) -> int:
     there = memory_gib(world.device)
     try:
         need = estimate(config, world.device, streams)
-    except Exception as error:  # an estimate must not stop a run: the first step finds out
+    except Exception as error:  # an estimate must not stop a run
         note(f"no estimate of the memory that the run needs ({error})")
         return streams
     if there is None:
         return streams
-    left = FITTING * there * GIB - need.weights - need.memory
+    weights = need.weights // (world.size if config.train.parallel == "fsdp" else 1)
+    left = FITTING * there * GIB - weights - need.memory
     rows = max(1, min(streams, int(left / max(1, need.activations // streams))))
     return -(-streams // -(-streams // rows))  # as many micro-batches, of equal size
 
