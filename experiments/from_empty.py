@@ -5,8 +5,8 @@
 Each probability is one run of `steps` steps from the same weights, on the same text in the same order; 0 is the
 control. Measured on the validation split: bits of the first window after an empty memory, zeros or masked, at random
 places, the same for all runs; and the difference to the control, paired by place. Measured with memory carried
-through: bits per token of the test split, and of the validation split once memories are full, which resets could cost. A
-run that is there already is not trained again.
+through: bits per token of the test split, and of the validation split once memories are full, which resets could cost.
+A run that is there already is not trained again.
 """
 
 import argparse
