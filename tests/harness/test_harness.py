@@ -1,6 +1,9 @@
 """lm-evaluation-harness, the real one, offline: choices, whole documents, generation, our tasks, and the command."""
 
+import dataclasses
+import hashlib
 import json
+import lzma
 import math
 import os
 
@@ -21,6 +24,7 @@ from lm_eval.tasks import TaskManager
 
 import compressive
 from compressive.cli import main
+from compressive.data import sources
 from compressive.data.corpus import write_corpus
 from compressive.data.pg19.words import OFFICIAL, count_words
 from compressive.data.tokenizer import BPETokenizer, ByteTokenizer, WordTokenizer
@@ -173,6 +177,21 @@ def test_books_are_documents_of_their_own(home, model, tmp_path):
     assert documents.pg19(pg19=str(tmp_path))["test"]["name"] == ["99", "100", "101"]
 
 
+@pytest.mark.parametrize("name", ["enwik8", "enwik8.xz"])
+def test_of_enwik8_itself_the_end_is_taken(tmp_path, monkeypatch, name):
+    content = text(100, 3)
+    known = {"enwik8": hashlib.sha256(content).hexdigest()}
+    tiny = dataclasses.replace(sources.PUBLISHED["enwik8"], contents=known, cuts=(90, 110))
+    monkeypatch.setitem(sources.PUBLISHED, "enwik8", tiny)
+    (tmp_path / name).write_bytes(lzma.compress(content) if name.endswith("xz") else content)
+    (document,) = documents.enwik8(enwik8=str(tmp_path / name))["test"]
+    assert document["text"].encode() == content[110:]
+    assert (document["bytes"], document["words"]) == (len(content) - 110, count_words(content[110:]))
+    (tmp_path / name).write_bytes(lzma.compress(b"else") if name.endswith("xz") else b"else")
+    with pytest.raises(ValueError, match="is not enwik8 as published"):
+        documents.enwik8(enwik8=str(tmp_path / name))
+
+
 def test_all_official_books_have_the_official_words(tmp_path, monkeypatch):
     (tmp_path / "test").mkdir()
     for name in ("1", "2"):
@@ -180,6 +199,12 @@ def test_all_official_books_have_the_official_words(tmp_path, monkeypatch):
     books = {i: type("Book", (), {"id": i, "split": "test"}) for i in (1, 2)}
     monkeypatch.setattr(documents, "official", lambda: books)
     assert sum(documents.pg19(pg19=str(tmp_path))["test"]["words"]) == pytest.approx(OFFICIAL["test"].words)
+    splits = {name: [b"one two\nthree\n"] for name in ("train", "valid", "test")}
+    for books_held, words in (({"test/1.txt": "", "test/2.txt": ""}, OFFICIAL["test"].words), ({"test/1.txt": ""}, 3)):
+        folder = tmp_path / f"corpus{len(books_held)}"
+        write_corpus(folder, "pg19", ByteTokenizer(), splits, books_held, settings={"corpus": "pg19"})
+        (document,) = documents.pg19(pg19=str(folder))["test"]
+        assert (document["text"], document["words"]) == ("one two\nthree\n", pytest.approx(words))
 
 
 def test_questions_with_choices_and_answers(home):

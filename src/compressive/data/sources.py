@@ -81,7 +81,7 @@ class Text:
     sources: Mapping[str, str]
     """Source files in order, with the SHA-256 of each."""
     splits: Callable[[], Mapping[str, Iterator[bytes]]]
-    """Returns a new pass over all splits, to be read in the order train, valid, test; any may be skipped."""
+    """Returns a new pass over all splits, to be read in the order train, valid, test; the last may be left out."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Bytes of each split, where known in advance."""
     note: str = ""

@@ -3,6 +3,7 @@
 lm_eval calls these functions with all of --model_args and --metadata: --metadata enwik8=PATH says where enwik8 is.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,10 @@ def enwik8(enwik8: str = "data/enwik8", **others: object) -> Split:
         return _split([_of_corpus(path, "enwik8")])
     if not path.is_file():
         raise FileNotFoundError(_nowhere(path, "enwik8", "the file enwik8.zip"))
-    return _split([("enwik8", b"".join(read_enwik8(path).splits()["test"]))])
+    splits = read_enwik8(path).splits()
+    for before in ("train", "valid"):  # to be read in order, as they are parts of one stream
+        deque(splits[before], maxlen=0)
+    return _split([("enwik8", b"".join(splits["test"]))])
 
 
 def pg19(pg19: str = "data/pg19", **others: object) -> Split:
