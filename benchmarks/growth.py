@@ -265,11 +265,14 @@ def plot(rows: list[Row], fits: list[Row], size: str, to: Path, on_gpu: bool) ->
                         axes, [r for r in rows if (r["sweep"], r["attention"]) == (sweep, line["attention"])], line
                     )
             axes.set_ylim(bottom=0)
-            axes.legend(frameon=False, fontsize=8.5, loc="upper left")
+            if len({row["attention"] for row in rows}) > 1:
+                axes.legend(frameon=False, fontsize=8.5, loc="upper left", labelcolor=plots.INK)
             others = "all else fixed" if sweep == "compressed size" else "both memories as large, tokens per step fixed"
             of_process = ", whole process" if key == "peak_gib" and not on_gpu else ""
-            plots.tidy(axes, f"{size}: {label}{of_process}", f"{sweep} ({others})")
-    fig.supxlabel(caption(rows), fontsize=8.5, color=plots.INK)
+            plots.tidy(axes, f"{label}{of_process}", f"{sweep} ({others})")
+    off = max((line["max_relative_deviation"] for line in fits if "max_relative_deviation" in line), default=None)
+    straight = "" if off is None else f": points lie within {off:.0%} of straight lines"
+    plots.headline(fig, f"Cost grows with the slots attended to, size {size!r}{straight}", caption(rows))
     plots.save(fig, to)
 
 

@@ -354,7 +354,7 @@ def plot(rows: list[Row], size: str, to: Path) -> None:
     keys = [key for key in KEYS if any(key in row for row in rows)] or list(KEYS)[:1]
     shown = {key: [row for row in rows if key in row or "error" in row] for key in keys}
     heights = [len(shown[key]) for key in keys]
-    fig = plots.figure(8, 0.8 * len(keys) + 0.34 * sum(heights))
+    fig = plots.figure(8, 0.7 + 0.8 * len(keys) + 0.34 * sum(heights))
     panels = fig.subplots(len(keys), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
     for axes, key in zip(panels, keys, strict=True):
         bars = axes.barh(
@@ -369,8 +369,17 @@ def plot(rows: list[Row], size: str, to: Path) -> None:
         axes.margins(x=0.12)
         axes.locator_params(axis="x", nbins=6)
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        plots.tidy(axes, f"{size}: {KEYS[key]}", grid="x")
+        plots.tidy(axes, f"{KEYS[key]}{faster(rows, key)}", grid="x")
+    plots.headline(fig, f"Compressive Transformers at size {size!r}, ours and others", "Longer is faster.")
     plots.save(fig, to)
+
+
+def faster(rows: list[Row], key: str) -> str:
+    """Return by how much our best row beats the best other implementation of the same model, as part of a title."""
+    same = {row["name"]: row[key] for row in rows if key in row and not row["name"].startswith("plain")}
+    ours = [value for name, value in same.items() if name.startswith("ours")]
+    others = [value for name, value in same.items() if not name.startswith("ours")]
+    return f": {max(ours) / max(others):.1f} times the best other" if ours and others else ""
 
 
 def colour(name: str) -> str:

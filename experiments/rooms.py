@@ -119,19 +119,39 @@ def report(run: AgentFolder, episodes: int) -> dict[str, object]:
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Plot return and choices per episode over steps: every logged row, and the mean of five rows."""
-    from compressive.plotting import figure, save, tidy
+    """Plot return, choices and right choices over steps: every logged row, and the mean of five rows."""
+    from compressive.plotting import COLOURS, bound, figure, headline, save, tidy
 
     rows = [row for row in results["curve"] if row["episodes"]]
-    steps = [row["step"] / 1e6 for row in rows]
-    page = figure(9, 3.2)
-    shown = {"return": [row["return"] for row in rows], "choices": [row["choices"] / row["episodes"] for row in rows]}
-    for axes, (name, values) in zip(page.subplots(1, 2), shown.items(), strict=True):
+    policies = {name.split("_delay_")[0]: found for name, found in results["policies"].items()}
+    agent, random = policies["agent"], policies["random"]
+    page = figure(10.5, 3.6)
+    shown: dict[str, list[tuple[float, float]]] = {
+        "return per episode": [(row["step"], row["return"]) for row in rows],
+        "choices per episode": [(row["step"], row["choices"] / row["episodes"]) for row in rows],
+        "share of right choices": [(row["step"], row["choice_accuracy"]) for row in rows if row["choices"]],
+    }
+    for axes, (name, points) in zip(page.subplots(1, 3), shown.items(), strict=True):
+        steps, values = [step / 1e6 for step, _ in points], [value for _, value in points]
         nearby = [statistics.mean(values[max(0, at - 2) : at + 3]) for at in range(len(values))]
-        axes.plot(steps, values, color="#8a9ba8", linewidth=0.8)
-        axes.plot(steps, nearby, color="#c8553d")
+        axes.plot(steps, values, color=COLOURS["window"], linewidth=0.8)
+        axes.plot(steps, nearby, color=COLOURS["compressed"])
+        tidy(axes, name, x="million agent steps")
+        if name == "return per episode":
+            bound(axes, random["return"], "random policy")
+        elif name == "share of right choices":
+            axes.set_ylim(0, 1)
+            bound(axes, 0.5, "chance")
         axes.set_ylim(bottom=min(0, *values))
-        tidy(axes, f"{name} per episode", x="million agent steps")
+    low, high = agent["choice_accuracy_interval"]
+    chance = "at chance" if low <= 0.5 <= high else "above chance" if low > 0.5 else "below chance"
+    claim = f"The agent learns to reach the choice, but chooses {chance}: {agent['choice_accuracy']:.1%} right"
+    others = [f"oracle {policies['oracle']['return']:g}"] if "oracle" in policies else []
+    if agent["published"]:
+        others.append(f"humans {agent['published']['human']:g} as published")
+    detail = "Grey: each logged row. Red: mean of five rows. "
+    detail += f"Above the axis of the return: {', '.join(others)}." if others else ""
+    headline(page, claim, detail)
     save(page, path)
 
 

@@ -321,26 +321,26 @@ COLOURS = {"compressive": "#c8553d", "transformer-xl": "#2f6690", "wavenet": "#8
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """Plot test bits per sample over updates and over seconds of training, as in the paper's figure."""
-    from compressive.plotting import figure, save, tidy
+    from compressive.plotting import bound, figure, headline, label_ends, save, tidy
 
-    fig = figure(9, 3.6)
+    fig = figure(10.5, 4)
     by_update, by_time = fig.subplots(1, 2, sharey=True)
     floor = results["floors_curve_bits_per_sample"].get("linear_prediction")
+    ends = {name: found["curves"]["test"][-1] for name, found in results["models"].items()}
     for axes, across in ((by_update, "update"), (by_time, "seconds")):
         for name, found in results["models"].items():
             curve = found["curves"]["test"]
-            axes.plot(
-                [point[across] for point in curve],
-                [point["bits"] for point in curve],
-                color=COLOURS[name],
-                label=NAMES[name],
-            )
-        if floor is not None:
-            axes.axhline(floor, color="#33393f", linewidth=0.8, linestyle=":", label="linear prediction")
+            axes.plot([point[across] for point in curve], [point["bits"] for point in curve], color=COLOURS[name])
         axes.xaxis.set_major_formatter("{x:,.0f}")
-    tidy(by_update, "Speech: test bits per sample, by updates", x="updates", y="bits per sample")
+        if floor is not None:
+            bound(axes, floor, "linear prediction")
+    tidy(by_update, "by updates", x="updates", y="test bits per sample")
     tidy(by_time, "by training time", x="seconds of training")
-    by_time.legend(fontsize=8.5, frameon=False)
+    label_ends(by_update, [(end["bits"], NAMES[name], COLOURS[name]) for name, end in ends.items()])
+    order = sorted(ends, key=lambda name: ends[name]["bits"])
+    scores = ", ".join(f"{NAMES[name]} {ends[name]['bits']:.2f}" for name in order)
+    detail = "Models of equal size on equally many samples. Bits of the test curve at the last update; lower is better."
+    headline(fig, f"Speech, bits per sample: {scores}", detail)
     save(fig, path)
 
 

@@ -12,7 +12,7 @@ from compressive.distributed import World
 from compressive.evaluation.dynamic import dynamic_score
 from compressive.evaluation.metrics import Metrics, Split, summarise
 from compressive.evaluation.score import require_memory, score, streams_for
-from compressive.plotting import require_matplotlib
+from compressive.plotting import PALETTE, figure, headline, hover, label_ends, save, tidy
 from compressive.runs.trained import EvalConfig, Trained
 
 if TYPE_CHECKING:
@@ -166,25 +166,29 @@ def sweep(
 
 def plot(results: list[Result], path: Path) -> None:
     """Plot the main metric over compressed size, one line per memory size; over memory size if only that varies."""
-    figure_type = require_matplotlib()
-    figure = figure_type(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
+    fig = figure(7, 4)
+    axes = fig.subplots()
     configs = [transformer(result.config.model) for result in results]
     sizes = [(slots(config.memory_size), slots(config.compressed_size)) for config in configs]
     kinds, across = ("memory", "compressed"), 1  # index of the size on the x axis
     if len({compressed for _, compressed in sizes}) == 1 and len({memory for memory, _ in sizes}) > 1:
         across = 0
-    for line in sorted({size[1 - across] for size in sizes}):
+    metric, ends = results[0].metrics.headline.replace("_", " "), []
+    for i, line in enumerate(sorted({size[1 - across] for size in sizes})):
         points = sorted(
             (size[across], r.headline) for size, r in zip(sizes, results, strict=True) if size[1 - across] == line
         )
-        axes.plot(*zip(*points, strict=True), marker="o", label=f"{kinds[1 - across]} size {line:g}")
-    axes.set_xlabel(f"{kinds[across]} size (slots per layer)")
-    axes.set_ylabel(results[0].metrics.headline.replace("_", " "))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+        colour, label = PALETTE[i % len(PALETTE)], f"{kinds[1 - across]} size {line:g}"
+        axes.plot(*zip(*points, strict=True), marker="o", color=colour, label=label)
+        hover(axes, points, [f"{label}, {kinds[across]} size {size:g}: {value:.4f} {metric}" for size, value in points])
+        ends.append((points[-1][1], label, colour))
+    tidy(axes, "", f"{kinds[across]} size (slots per layer)", metric)
+    label_ends(axes, ends)
+    best = min(range(len(results)), key=lambda i: results[i].headline)
+    memory, compressed = sizes[best]
+    claim = f"Best: {results[best].headline:.4f} {metric} with {memory:g} recent and {compressed:g} compressed slots"
+    headline(fig, claim, f"{results[0].metrics.tokens:,} tokens; lower is better")
+    save(fig, path)
 
 
 def slots(size: PerLayer) -> float:

@@ -107,15 +107,15 @@ class Topics:
 
     def plot(self, to: Path | BinaryIO) -> None:
         """Plot the words of each topic as bars."""
-        from compressive.plotting import COLOURS, INK, figure, save, tidy
+        from compressive.plotting import COLOURS, figure, headline, save, tidy
 
         columns = min(5, len(self.topics))
         rows = math.ceil(len(self.topics) / columns)
         fig = figure(2.3 * columns, 2.5 * rows + 0.4)
-        fig.suptitle(
-            f"Topics of {self.books:,} books, by share of the text;\nbars: probability of the words in the topic",
-            x=0.01, ha="left", fontsize=12, color=INK, fontweight="bold",
-        )  # fmt: skip
+        top = self.topics[0]
+        claim = f"{len(self.topics)} topics of {self.books:,} books; the largest, {top.share:.1%} of the text: "
+        detail = "In order of their share of the text. Bars: probability of a word in the topic."
+        headline(fig, claim + ", ".join(top.words[:3]), detail)
         panels = fig.subplots(rows, columns, squeeze=False, sharex=True).flat
         for number, axes in enumerate(panels):
             if number >= len(self.topics):
