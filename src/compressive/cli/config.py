@@ -49,9 +49,13 @@ def show(options: Config) -> int:
 
 
 def to_toml(tables: dict[str, dict[str, Any]]) -> str:
-    """Write tables of strings, numbers, booleans and lists of them as TOML, whose values JSON has too."""
-    parts = [
-        f"[{table}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())
-        for table, values in tables.items()
-    ]
+    """Write tables of strings, numbers, booleans and lists of them as TOML, whose values JSON has too.
+
+    TOML has no null: a value that is not set is written as a comment.
+    """
+
+    def line(name: str, value: Any) -> str:
+        return f"# {name} is not set\n" if value is None else f"{name} = {json.dumps(value)}\n"
+
+    parts = [f"[{table}]\n" + "".join(line(*item) for item in values.items()) for table, values in tables.items()]
     return "\n".join(parts)
