@@ -1,6 +1,7 @@
 """Compare an implementation of relative attention with the reference, in values, usage and gradients."""
 
 import functools
+from unittest import mock
 
 import torch
 
@@ -26,10 +27,11 @@ def assert_agree(found, expected):
         torch.testing.assert_close(found[part], want, rtol=rtol, atol=atol, msg=said)
 
 
-def compare(attention, name, segmented, separate, dtype=torch.float32, size=1.0):
+def compare(attention, name, segmented, separate, dtype=torch.float32, size=1.0, dropout=0.0):
     """Output, usage and gradients of `attention` in a type, and of the reference in float64, by name.
 
-    Inputs are rounded to float16, so that every type represents them exactly; `size` scales the queries.
+    Inputs are rounded to float16, so that every type represents them exactly; `size` scales the queries. The reference
+    drops the weights that the kernels drop.
     """
     B, H, T, C, M, K = SHAPES[name]
     N, generator = C + M + T, torch.Generator().manual_seed(len(name))
@@ -59,10 +61,21 @@ def compare(attention, name, segmented, separate, dtype=torch.float32, size=1.0)
         masks = [None if x is None else x.to(device) for x in (valid, segments)]
         out, usage = attention(
             own["q"].transpose(1, 2), own["kv"], own["r"].transpose(0, 1), own["u"], own["v"], *masks,
-            **far, n_compressed=C, with_usage=True,
+            **far, n_compressed=C, dropout=dropout, with_usage=True,
         )  # fmt: skip
         gradients = torch.autograd.grad(out, list(own.values()), d_out.to(device, dtype))
         found = {"out": out, "usage": usage, **dict(zip(own, gradients, strict=True))}
         return {name: x.detach().cpu().double() for name, x in found.items()}
 
-    return results(attention, dtype, DEVICE), results(reference_attention, torch.float64, "cpu")
+    state = torch.get_rng_state() if DEVICE == "cpu" else torch.cuda.get_rng_state()
+    found = results(attention, dtype, DEVICE)
+    if not dropout:
+        return found, results(reference_attention, torch.float64, "cpu")
+    from dropout_helpers import kept_weights
+
+    from compressive.kernels.relative_attention import dropout_seed
+
+    (torch.set_rng_state if DEVICE == "cpu" else torch.cuda.set_rng_state)(state)
+    kept = kept_weights(dropout_seed(torch.device(DEVICE)), B, H, T, N, dropout).cpu()
+    with mock.patch("torch.nn.functional.dropout", lambda weights, rate: weights * kept / (1 - rate)):
+        return found, results(reference_attention, torch.float64, "cpu")

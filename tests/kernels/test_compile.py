@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import TESTS
+from helpers import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 def test_kernels_compile_for_a_gpu(kernels, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, TESTS / "compile_worker.py", kernels],
+        [sys.executable, ROOT / "benchmarks" / "machine_code.py", kernels],
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

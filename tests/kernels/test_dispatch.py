@@ -16,7 +16,7 @@ from compressive.config import AgentRun, RunConfig, preset_names
 from compressive.kernels import dispatch
 from compressive.kernels.dispatch import Choice, choose, describe, explain
 
-HEADS = {"device": "cuda", "dtype": torch.bfloat16, "head_width": 64, "dropout": 0.0}
+HEADS = {"device": "cuda", "dtype": torch.bfloat16, "head_width": 64}
 STEP = {"device": "cuda", "head_width": 64, "needs_weights": False, "sharded": False}
 NORM = {"device": "cuda", "dtype": torch.bfloat16, "weight_dtype": torch.float32, "width": 512}
 LINEAR = {"device": "cuda", "autocast": True, "grad": True, "relu": False, "n_frozen": 0}
@@ -51,7 +51,6 @@ def test_a_kernel_runs_where_it_can(name, case):
         ("relative_attention", HEADS | {"device": "cpu"}, "the device is cpu, the kernel needs a GPU"),
         ("relative_attention", HEADS | {"dtype": torch.float32}, "the type is float32, the kernel runs in bfloat16 or"),
         ("relative_attention", HEADS | {"head_width": 48}, "heads are 48 wide, the kernel takes 16, 32, 64, 128"),
-        ("relative_attention", HEADS | {"dropout": 0.2}, "attention_dropout is 0.2, the kernel has no dropout"),
         ("attention_reconstruction", HEADS | {"head_width": 8}, "heads are 8 wide"),
         ("add_norm", NORM | {"width": 5000}, "rows are 5000 wide, the kernel takes up to 4096"),
         ("add_norm", NORM | {"weight_dtype": torch.bfloat16}, "the weight is bfloat16, the kernel takes float32"),
@@ -140,10 +139,10 @@ def test_explanations_hold_only_what_a_model_has():
 
 
 def test_lines_name_every_operation_once():
-    choices = explain(RunConfig.from_preset("enwik8").model, triton=True)
+    choices = explain(RunConfig.from_preset("pg19").model, triton=True)
     lines = describe(choices)
-    assert lines[0].startswith("kernels: attention_reconstruction, ")
-    assert lines[1:] == ["reference: relative_attention (attention_dropout is 0.15, the kernel has no dropout)"]
+    assert lines[0].startswith("kernels: relative_attention, attention_reconstruction, ")
+    assert lines[1:] == ["reference: sampling (of 32,000 tokens, more than 1,024: sorting is faster)"]
     assert describe({"a": Choice("reference", "x"), "b": Choice("reference", "x")}) == [
         "kernels: none",
         "reference: a, b (x)",
@@ -164,11 +163,67 @@ def test_the_command_explains_a_preset(preset):
     assert all(name in plain.stdout for name in operations)
 
 
-def test_every_preset_can_be_explained():
-    for name in preset_names("data"):
-        assert explain(RunConfig.from_preset(name).model, triton=True)
-    for name in preset_names("task"):
-        assert explain(AgentRun.from_preset(name).memory, agent=True, triton=True)
+@pytest.mark.parametrize("name", preset_names("data"))
+def test_every_preset_runs_as_kernels(name):
+    """In bf16 on CUDA; sampling from a large vocabulary alone sorts."""
+    model = RunConfig.from_preset(name).model
+    choices = explain(model, triton=True)
+    assert {"linear_nll", "adam", "sampling"} <= set(choices)
+    if model.architecture == "compressive":
+        training = {"relative_attention", "add_norm", "linear"}
+        training |= {"attention_reconstruction"} if any(model.compressed_sizes) else set()
+        assert training | {"relative_attention_step", "linear_step"} <= set(choices)
+    sorts = {"sampling"} if model.vocab_size > dispatch.MAX_SAMPLING_VOCAB else set()
+    assert {operation for operation, choice in choices.items() if choice.form == "reference"} == sorts
+
+
+@pytest.mark.parametrize("name", preset_names("task"))
+def test_every_agent_learns_by_kernels(name):
+    """Its acting goes through the trunk's own step."""
+    choices = explain(AgentRun.from_preset(name).memory, agent=True, triton=True)
+    assert {"relative_attention", "add_norm", "linear"} <= set(choices)
+    assert [operation for operation, choice in choices.items() if choice.form == "reference"] == [
+        "relative_attention_step"
+    ]
+
+
+@pytest.mark.parametrize("variant", [
+    {"compression": "most_used", "compression_loss": "none"}, {"compressed_positions": "separate"}, {"norm": "pre"},
+    {"attention_dropout": 0.3}, {"empty_memory": "masked"},
+])  # fmt: skip
+def test_no_variant_of_the_model_trains_by_reference_forms(variant):
+    config = ModelConfig.from_preset("enwik8-base", **variant)
+    used = {"relative_attention", "attention_reconstruction", "add_norm", "linear", "linear_nll", "adam"}
+    assert {choice.form for name, choice in explain(config, triton=True).items() if name in used} == {"kernel"}
+
+
+@pytest.mark.slow
+def test_a_window_shorter_than_the_configured_one_has_the_same_kernels(monkeypatch):
+    """The rules ask for no length: a model refuses nothing that the kernels take."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    from compressive.kernels import relative_attention
+
+    lengths = []
+    attend = relative_attention.relative_attention
+    monkeypatch.setattr(
+        relative_attention,
+        "relative_attention",
+        lambda q, *rest, **more: lengths.append(q.shape[2]) or attend(q, *rest, **more),
+    )
+    config = tiny_config(d_model=16, n_heads=1, n_layers=1)
+    model = build(config).float()
+    tokens = random_tokens(config, 2, 4)
+    found = []
+    for form in ("fused", "reference"):
+        with dispatch.using(form), torch.no_grad():
+            memory, logits = model.initial_memory(2), []
+            for window in (tokens, tokens[:, :1], tokens[:, :3]):
+                out = model(window, memory)
+                memory = out.memory
+                logits.append(out.logits)
+        found.append(torch.cat(logits, dim=1))
+    assert lengths == [4, 1, 3]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def using(attention: Attention) -> Iterator[None]:
 # Rules: the reason why the kernel cannot run, or None.
 
 
-def _attention_rule(device: str, dtype: torch.dtype, head_width: int, dropout: float, triton: bool) -> str | None:
+def _attention_rule(device: str, dtype: torch.dtype, head_width: int, triton: bool) -> str | None:
     if _attention == "reference":
         return "attention='reference' was asked for"
     if device != "cuda" and _attention == "auto":
@@ -74,8 +74,6 @@ def _attention_rule(device: str, dtype: torch.dtype, head_width: int, dropout: f
     reason = _no_triton(triton)
     if head_width not in HEAD_WIDTHS:
         reason = f"heads are {head_width} wide, the kernel takes {', '.join(map(str, HEAD_WIDTHS))}"
-    elif dropout:
-        reason = f"attention_dropout is {dropout}, the kernel has no dropout"
     if _attention == "fused":
         if reason is None and not INTERPRETED:
             reason = _no_gpu(device)
@@ -193,12 +191,8 @@ def choose(operation: str, *, triton: bool = HAS_TRITON, **case: Any) -> Choice:
 # Operations: what a rule asks about, in its order, read off a call's arguments; and the kernel's module.
 
 
-def _attention_case(q: Tensor, *_: Any, dropout: float = 0.0, **__: Any) -> tuple[Any, ...]:
-    return q.device.type, q.dtype, q.shape[-1], dropout
-
-
-def _reconstruction_case(q: Tensor, *_: Any) -> tuple[Any, ...]:
-    return q.device.type, q.dtype, q.shape[-1], 0.0
+def _attention_case(q: Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
+    return q.device.type, q.dtype, q.shape[-1]
 
 
 def _add_norm_case(x: Tensor, y: Tensor, weight: Tensor, *_: Any) -> tuple[Any, ...]:
@@ -259,7 +253,7 @@ def _sampling_kernel() -> Callable[..., Any]:
 
 _CALLED: Mapping[str, tuple[Callable[..., tuple[Any, ...]], Callable[[], Callable[..., Any]]]] = {
     "relative_attention": (_attention_case, _relative_attention_kernel),
-    "attention_reconstruction": (_reconstruction_case, _reconstruction_kernel),
+    "attention_reconstruction": (_attention_case, _reconstruction_kernel),
     "add_norm": (_add_norm_case, _add_norm_kernel),
     "linear": (_linear_case, _linear_kernel),
     "linear_nll": (_linear_nll_case, _linear_nll_kernel),
@@ -303,9 +297,9 @@ def explain(
     cases: dict[str, dict[str, Any]] = {}
     if config.architecture == "compressive":
         heads = on | {"dtype": dtype, "head_width": config.d_head}
-        cases["relative_attention"] = heads | {"dropout": config.attention_dropout}
+        cases["relative_attention"] = heads
         if any(config.compressed_sizes) and config.compression_loss == "attention":
-            cases["attention_reconstruction"] = heads | {"dropout": 0.0}
+            cases["attention_reconstruction"] = heads
         if config.norm == "post":
             cases["add_norm"] = on | {"dtype": dtype, "weight_dtype": torch.float32, "width": config.d_model}
         cases["linear"] = on | {"autocast": precision == "bf16", "grad": True, "relu": False, "n_frozen": 0}

@@ -48,6 +48,11 @@ in registers needs no memory, but too many registers for heads of 128: 2.34 ms a
 
 Precision. q + u and q + v are rounded to the type of q. Position scores are float16, finer than the bf16 of their
 factors; every accumulator and the softmax are float32. With float32 inputs nothing is rounded.
+
+Dropout of the attention weights. Masks are not stored: `forward_kernel` and `backward_kv_kernel` both compute them, by
+Philox, from a seed, the batch row, head, query and slot (`dropout_mask`). The seed is a tensor on the device, sampled
+by torch's generator in each call. So a captured step has new masks with each replay, a layer that is computed again for
+activation checkpointing has the same ones, and a run that goes on from a checkpoint, RNG state included, repeats them.
 """
 
 import math
@@ -76,6 +81,8 @@ HEAD_WIDTHS = (16, 32, 64, 128)
 """The head widths that the kernels take: powers of two, as tile sizes are."""
 ROW_ALIGNMENT = 128
 """Rows of `scores` and `ds` have a length that is a multiple of it."""
+NO_DROPOUT = (None, None, None)
+"""What kernels get in place of seed, threshold and scale."""
 MIN_PROGRAMS = 256
 """`backward_r_kernel` splits the batch until it has about this many programs, which keep a GPU busy."""
 
@@ -116,6 +123,7 @@ class _Launcher:
     def __init__(
         self, q_content: Tensor, q_position: Tensor, q_far: Tensor | None, kv: Tensor, r: Tensor, r_far: Tensor | None,
         valid: Tensor, fully_visible: Tensor, segments: Tensor | None, n_compressed: int,
+        seed: Tensor | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         self.B, self.N, _, self.H, self.K = kv.shape
         self.T = self.N - valid.shape[1]
@@ -135,6 +143,10 @@ class _Launcher:
         self.has_segments = segments is not None
         ids = valid if segments is None else segments.to(torch.int32).contiguous()  # not read without segments
         self.masks = (valid.contiguous(), fully_visible, ids)
+        # Seed, threshold and scale of `dropout_mask`. Without dropout they are None, and no code is compiled for it.
+        self.dropout: tuple[Tensor | None, int | None, float | None] = NO_DROPOUT
+        if seed is not None:
+            self.dropout = (seed, min(round(dropout * 2**32), 2**32 - 1) - 2**31, 1 / (1 - dropout))
 
     def options(self, kernel: str) -> dict[str, Any]:
         """Block sizes and launch options of a kernel."""
@@ -182,6 +194,7 @@ class _Launcher:
             _descriptor(do.flatten(2), block_q, self.K),
             _descriptor(dkv.flatten(2), block_n, self.K),
             scores if ds is None else _descriptor(ds.flatten(0, 1), block_q, block_n), usage,
+            *(self.dropout if usage is None else NO_DROPOUT),
             self.B, self.H, self.T, self.N, self.scale * LOG2_E,
             HAS_SEGMENTS=self.has_segments, USAGE=usage is not None, **options,
         )  # fmt: skip
@@ -195,21 +208,25 @@ def attend(
     q: Tensor, biases: Tensor,
     q_content: Tensor, q_position: Tensor, q_far: Tensor | None, kv: Tensor, r: Tensor, r_far: Tensor | None,
     valid: Tensor, fully_visible: Tensor, segments: Tensor | None, n_compressed: int,
+    seed: Tensor | None, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attend: out (B, T, H, K), and lse (H, B, T), the log2 of each query's sum of exponentials.
 
     q_content, q_position and q_far are q + u, q + v and q + v_far, (B, T, H, K); the other operands as in the layouts
     above. q (B, T, H, K) and biases, u, v and v_far stacked, are not read: they receive the gradients, which the sums
-    do not. q_far and r_far are None where compressed slots share the position scheme of the others.
+    do not. q_far and r_far are None where compressed slots share the position scheme of the others. seed (1,), int64,
+    is None without dropout.
     """
-    launcher = _Launcher(q_content, q_position, q_far, kv, r, r_far, valid, fully_visible, segments, n_compressed)
+    launcher = _Launcher(
+        q_content, q_position, q_far, kv, r, r_far, valid, fully_visible, segments, n_compressed, seed, dropout
+    )
     B, H, T, N, L = launcher.B, launcher.H, launcher.T, launcher.N, launcher.L
     out = torch.empty_like(launcher.q_content)
     lse = q_content.new_empty(H, B, T, dtype=torch.float32)
     options = launcher.options("forward")
     forward_kernel[launcher.grid(T, options["BLOCK_Q"])](
         launcher.q_content, *launcher.k_and_v, launcher.position_scores(), *launcher.masks, out, lse,
-        B, H, T, N, L, *launcher.kv_strides, launcher.scale * LOG2_E,
+        *launcher.dropout, B, H, T, N, L, *launcher.kv_strides, launcher.scale * LOG2_E,
         HAS_SEGMENTS=launcher.has_segments, **options,
     )  # fmt: skip
     return out, lse
@@ -219,10 +236,12 @@ def attend(
 def _attend_backward(
     q_content: Tensor, q_position: Tensor, q_far: Tensor | None, kv: Tensor, r: Tensor, r_far: Tensor | None,
     valid: Tensor, fully_visible: Tensor, segments: Tensor | None, n_compressed: int,
-    out: Tensor, lse: Tensor, do: Tensor,
+    seed: Tensor | None, dropout: float, out: Tensor, lse: Tensor, do: Tensor,
 ) -> list[Tensor]:  # fmt: skip
     """Gradients: dq, of the stacked biases, dkv, dr, and of r_far where it is given."""
-    launcher = _Launcher(q_content, q_position, q_far, kv, r, r_far, valid, fully_visible, segments, n_compressed)
+    launcher = _Launcher(
+        q_content, q_position, q_far, kv, r, r_far, valid, fully_visible, segments, n_compressed, seed, dropout
+    )
     sizes = B, H, T, N, L = launcher.B, launcher.H, launcher.T, launcher.N, launcher.L
     do, delta = do.contiguous(), torch.empty_like(lse)
     options = launcher.options("backward_q_content")
@@ -259,7 +278,7 @@ def attention_received(
     q_content: Tensor, q_position: Tensor, q_far: Tensor | None, kv: Tensor, r: Tensor, r_far: Tensor | None,
     valid: Tensor, fully_visible: Tensor, segments: Tensor | None, n_compressed: int, lse: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The mean over heads and queries of the attention that each slot received, (B, N)."""
+    """The mean over heads and queries of the attention that each slot received before dropout, (B, N)."""
     launcher = _Launcher(q_content, q_position, q_far, kv, r, r_far, valid, fully_visible, segments, n_compressed)
     received = lse.new_empty(launcher.H, launcher.B, launcher.N)
     launcher.usage(lse, received)
@@ -287,23 +306,28 @@ def _(q_content: Tensor, q_position: Tensor, q_far: Tensor | None, kv: Tensor, *
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _q, _biases, *tensors, n_compressed = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.n_compressed = n_compressed
+    _q, _biases, *tensors, n_compressed, seed, dropout = inputs
+    ctx.save_for_backward(*tensors, seed, *output)
+    ctx.n_compressed, ctx.dropout = n_compressed, dropout
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx: Any, do: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    *operands, out, lse = ctx.saved_tensors
-    dq, d_biases, dkv, dr, *dr_far = _attend_backward(*operands, ctx.n_compressed, out, lse, do)
+    *operands, seed, out, lse = ctx.saved_tensors
+    dq, d_biases, dkv, dr, *dr_far = _attend_backward(*operands, ctx.n_compressed, seed, ctx.dropout, out, lse, do)
     d_queries_with_bias = [None] * 3  # q and biases have all of it
-    return dq, d_biases, *d_queries_with_bias, dkv, dr, *(dr_far or [None]), *[None] * 4
+    return dq, d_biases, *d_queries_with_bias, dkv, dr, *(dr_far or [None]), *[None] * 6
 
 
 attend.register_autograd(_backward, setup_context=_setup_context)
 
 
 # --- The public function --------------------------------------------------------------------------
+
+
+def dropout_seed(device: torch.device) -> Tensor:
+    """Sample a seed, (1,), int64, on the device: from torch's generator, whose state checkpoints hold."""
+    return torch.randint(2**62, (1,), device=device)
 
 
 def relative_attention(
@@ -335,15 +359,14 @@ def relative_attention(
         r_far: (H, D', K), position codes for the n_compressed oldest slots, if they have a scheme of their own.
         v_far: (H, K), the bias that goes with r_far.
         n_compressed: C, read only with r_far.
-        dropout: must be 0; the kernels have no dropout.
+        dropout: the probability that an attention weight is dropped; the others are scaled by 1 / (1 - dropout).
         with_usage: also return usage, at the cost of one more pass.
 
     Returns:
         The attention output (B, H, T, K) in the type of q, and usage (B, N), float32, without a gradient: the mean over
-        heads and queries of the attention that each slot received. Usage is None unless it was asked for.
+        heads and queries of the attention that each slot received before dropout. None unless it was asked for.
 
     """
-    assert dropout == 0
     assert (r_far is None) == (v_far is None)
     q = q.transpose(1, 2)  # (B, T, H, K), as the projection lies in memory
     biases = (u, v) if v_far is None else (u, v, v_far)
@@ -356,7 +379,8 @@ def relative_attention(
     if segments is not None:
         fully_visible = fully_visible & (segments[:, -1] == 0)
     masks = (valid, fully_visible, segments, n_compressed)
-    out, lse = attend(q, torch.stack(biases), *operands, *masks)
+    seed = dropout_seed(q.device) if dropout else None
+    out, lse = attend(q, torch.stack(biases), *operands, *masks, seed, dropout)
     usage = None
     if with_usage:
         usage = attention_received(*(None if x is None else x.detach() for x in operands), *masks, lse)

@@ -2,7 +2,7 @@
 
 The formula, the picture of the relative shift, the memory layouts and the plan are in `relative_attention`.
 
-    helpers     load_rows, load_vector, store_rows, visible_mask, strided_query_tile
+    helpers     load_rows, load_vector, store_rows, visible_mask, philox, dropout_mask, strided_query_tile
     forward     position_scores_kernel, forward_kernel
     backward    delta_kernel, backward_kv_kernel, backward_q_content_kernel, backward_q_position_kernel,
                 backward_r_kernel
@@ -33,6 +33,8 @@ hidden scores would differ by a rounding error, which at this magnitude makes ex
 QUERY_STEP = tl.constexpr(4)
 """Distance between the queries of a tile that reads or writes the relative-shifted layout (times BLOCK_B, see
 `strided_query_tile`). Neighbouring tile rows are then shifted by a multiple of 4 elements, a whole 8-byte word."""
+PHILOX_ROUNDS = tl.constexpr(7)
+"""The fewest rounds with which Philox-4x32 passes all tests of its authors (Salmon et al. 2011)."""
 
 
 # --- Helpers --------------------------------------------------------------------------------------
@@ -80,6 +82,37 @@ def visible_mask(valid_ptr, segments_ptr, batch, offs_q, offs_n, T, N, HAS_SEGME
         memory_mask = memory_mask & (segment_q == 0)
         window_mask = window_mask & (segment_q == segment_n)
     return tl.where(in_memory, memory_mask, window_mask) & (offs_n < N)
+
+
+@triton.jit
+def philox(seed, c0, c1, c2, c3):
+    """`tl.philox` of 32-bit counters. Products are whole, not in halves: fewer instructions and registers."""
+    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    for _ in tl.static_range(PHILOX_ROUNDS):
+        a = c0.to(tl.uint64) * 0xD2511F53
+        b = c2.to(tl.uint64) * 0xCD9E8D57
+        c0, c1 = (b >> 32).to(tl.uint32) ^ c1 ^ k0, b.to(tl.uint32)
+        c2, c3 = (a >> 32).to(tl.uint32) ^ c3 ^ k1, a.to(tl.uint32)
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def dropout_mask(seed, bh, t, n, rows_q, rows_n, threshold):
+    """Which attention weights of a tile dropout keeps: those of the queries t + rows_q and the slots n + rows_n.
+
+    t and n are multiples of 16. rows_q and rows_n broadcast against each other, in either orientation. A weight is kept
+    if its 32 random bits, as a signed integer, are at least `threshold`. They depend on the seed, bh, the query and the
+    slot alone, so that every kernel finds the same mask, whatever its tiles. Philox gives four numbers at a time: they
+    are for two queries and two slots, each 8 apart. In the layout of a product's result one thread has all four, in
+    either orientation, and the compiler merges their computation into one.
+    """
+    group_q = (t // 2 + rows_q // 16 * 8 + rows_q % 8).to(tl.uint32)
+    group_n = (n // 2 + rows_n // 16 * 8 + rows_n % 8).to(tl.uint32)
+    r00, r01, r10, r11 = philox(seed, group_q, group_n, bh.to(tl.uint32), group_q * 0)
+    second_q, second_n = rows_q % 16 >= 8, rows_n % 16 >= 8
+    bits = tl.where(second_q, tl.where(second_n, r11, r10), tl.where(second_n, r01, r00))
+    return bits.to(tl.int32, bitcast=True) >= threshold
 
 
 @triton.jit
@@ -152,13 +185,14 @@ def position_scores_kernel(
 @triton.jit
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, scores_ptr, valid_ptr, fully_visible_ptr, segments_ptr, out_ptr, lse_ptr,
-    B, H, T, N, L, stride_kv_b, stride_kv_n, scale,
+    seed_ptr, threshold, keep_scale, B, H, T, N, L, stride_kv_b, stride_kv_n, scale,
     HAS_SEGMENTS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Flash attention with the position scores as an additive bias.
 
     Reads q (B, T, H, K), with its bias u added, k and v, position scores (H, B, T, L) and the masks. Writes out
     (B, T, H, K) and lse (H, B, T), the log2 of each query's sum of exponentials. `scale` includes LOG2_E.
+    Dropout, unless seed_ptr is None: weights of `dropout_mask` only, times keep_scale, 1 / (1 - rate).
     Grid: (T / BLOCK_Q, H * B).
     """
     t0 = tl.program_id(0) * BLOCK_Q
@@ -175,6 +209,8 @@ def forward_kernel(
     m_i = tl.full([BLOCK_Q], HIDDEN, tl.float32)
     l_i = tl.zeros([BLOCK_Q], tl.float32)
     acc = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    if seed_ptr is not None:
+        seed = tl.load(seed_ptr)
     n_masked = 0  # the first slot whose tile needs a mask
     if tl.load(fully_visible_ptr + batch) != 0:
         n_masked = (N - T + t0 + 1) // BLOCK_N * BLOCK_N
@@ -196,6 +232,9 @@ def forward_kernel(
             p = tl.math.exp2(s - m_new[:, None])
             alpha = tl.math.exp2(m_i - m_new)
             l_i = l_i * alpha + tl.sum(p, 1)
+            if seed_ptr is not None:
+                rows_q, rows_n = tl.arange(0, BLOCK_Q)[:, None], tl.arange(0, BLOCK_N)[None, :]
+                p *= tl.where(dropout_mask(seed, bh, t0, n, rows_q, rows_n, threshold), keep_scale, 0.0)
             acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
             m_i = m_new
     store_rows(out_ptr + q_offset, offs_q, T, H * BLOCK_K, acc / l_i[:, None], BLOCK_K)
@@ -224,7 +263,7 @@ def delta_kernel(
 @triton.jit
 def backward_kv_kernel(
     q_desc, kv_desc, scores_desc, valid_ptr, fully_visible_ptr, segments_ptr, lse_ptr, delta_ptr, do_desc,
-    dkv_desc, ds_desc, usage_ptr, B, H, T, N, scale,
+    dkv_desc, ds_desc, usage_ptr, seed_ptr, threshold, keep_scale, B, H, T, N, scale,
     HAS_SEGMENTS: tl.constexpr, USAGE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -232,7 +271,9 @@ def backward_kv_kernel(
 
     Reads q, kv, position scores, masks, lse, and for gradients delta and do. Writes dkv (B, N, 2, H, K) and ds
     (H, B, T, L), the gradient of the scores before their factor 1/sqrt(K), which the kernels that read ds apply at the
-    end. With USAGE it writes the sum over queries of p, usage (H, B, N). Grid: (N / BLOCK_N, H * B).
+    end. With USAGE it writes the sum over queries of p, before dropout, usage (H, B, N). Dropout is that of
+    `forward_kernel`; delta needs no mask, as the output that it was computed from had one.
+    Grid: (N / BLOCK_N, H * B).
 
     Tiles are transposed, slots by queries, so that p and ds are where the products for dv and dk need them. Operands
     with a tile per batch row and head are tensor descriptors: the TMA unit copies the tiles and fills in zeros out of
@@ -247,6 +288,8 @@ def backward_kv_kernel(
     dk = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     usage = tl.zeros([BLOCK_N], tl.float32)
+    if seed_ptr is not None:
+        seed = tl.load(seed_ptr)
     # Queries before t_begin see none of these slots. From t_full on every query exists and sees all of them.
     t_begin = tl.maximum(n - (N - T), 0) // BLOCK_Q * BLOCK_Q
     t_end = tl.cdiv(T, BLOCK_Q) * BLOCK_Q
@@ -275,8 +318,15 @@ def backward_kv_kernel(
             else:
                 do = do_desc.load([batch, t, head * BLOCK_K]).reshape(BLOCK_Q, BLOCK_K)
                 delta = load_vector(delta_ptr + bh * T, offs_q, T, 0.0, masked)
-                dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
-                ds = (p * (tl.dot(v, tl.trans(do), input_precision="ieee") - delta[None, :])).to(q.dtype)
+                if seed_ptr is not None:
+                    rows_q, rows_n = tl.arange(0, BLOCK_Q)[None, :], tl.arange(0, BLOCK_N)[:, None]
+                    kept = tl.where(dropout_mask(seed, bh, t, n, rows_q, rows_n, threshold), keep_scale, 0.0)
+                    dv = tl.dot((p * kept).to(do.dtype), do, dv, input_precision="ieee")
+                    dp = tl.dot(v, tl.trans(do), input_precision="ieee") * kept
+                    ds = (p * (dp - delta[None, :])).to(q.dtype)
+                else:
+                    dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
+                    ds = (p * (tl.dot(v, tl.trans(do), input_precision="ieee") - delta[None, :])).to(q.dtype)
                 dk = tl.dot(ds, q, dk, input_precision="ieee")
                 ds_desc.store([bh, t, n], tl.trans(ds).reshape(1, BLOCK_Q, BLOCK_N))
     if USAGE:
