@@ -15,7 +15,7 @@ from warm_python import interpreter
 
 from compressive import __version__
 from compressive.cli import main
-from compressive.config import ModelConfig, RunConfig, load_preset, preset_names
+from compressive.config import RunConfig, preset_names
 from compressive.kernels import dispatch
 from compressive.runs.origin import Origin
 from compressive.runs.run import Run
@@ -447,15 +447,14 @@ def test_other_figures_are_those_of_their_results():
     assert f"tokenise {tokenise['mb_per_second']} MB/s in {tokenise['memory_mb']} MB of memory" in pg19
 
 
-def test_the_presets_that_fall_back_to_reference_attention_are_named():
-    page = PAGES["docs/benchmarks.md"].split("**For which presets.**")[1].split(" set it and fall back")[0]
-    falls_back = {
+def test_the_presets_that_sort_to_sample_are_named():
+    page = PAGES["docs/benchmarks.md"].split("Sampling from more than 1,024 tokens (")[1].split(") sorts")[0]
+    sorts = {
         name
-        for name in preset_names()
-        if (model := load_preset(name)["model"]).get("architecture") != "wavenet"
-        and dispatch.explain(ModelConfig(**model), triton=True)["relative_attention"].form == "reference"
+        for name in preset_names("data")
+        if dispatch.explain(RunConfig.from_preset(name).model, triton=True)["sampling"].form == "reference"
     }
-    assert set(re.findall(r"`([\w-]+)`", page)) == falls_back
+    assert set(re.findall(r"`([\w-]+)`", page)) == sorts
 
 
 @pytest.mark.slow
