@@ -2,9 +2,11 @@
 
     python benchmarks/attention.py --size base --results attention.json
     python benchmarks/attention.py --size paper --tune              # also times other tile sizes
+    python benchmarks/attention.py --size paper --dropout 0.15      # with dropout of the attention weights
     TRITON_INTERPRET=1 python benchmarks/attention.py --size tiny   # checks that it runs, not how fast
 
-Reports times of the forward pass and of forward and backward, and errors against plain torch in float32. On a GPU
+Reports times of the forward pass and of forward and backward, and errors against plain torch in float32, which dropout
+has none of: masks differ. On a GPU
 times are sums of kernel times from the profiler: launched one by one, kernels this short would measure the host.
 """
 
@@ -41,15 +43,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--dropout", type=float, default=0.0, help="rate of dropout (default: none)")
     parser.add_argument("--tune", action="store_true", help="time the kernels with other tiles, one at a time")
     parser.add_argument("--jobs", type=int, default=12, help="with --tune, how many processes compile at once")
     parser.add_argument("--results", type=Path, help="results file to write")
     parser.add_argument("--json", type=Path, dest="results", help=argparse.SUPPRESS)  # its old name
     options = parser.parse_args()
-    case = make_case(options.size)
+    case = make_case(options.size, options.dropout)
     device = case.valid.device
     results: dict[str, object] = {
-        "size": options.size, "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        "size": options.size, "dropout": options.dropout,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         "torch": torch.__version__, "product_gigaflops": case.flops / 1e9,
     }  # fmt: skip
     forms: dict[str, Callable[[], Tensor]] = {  # by key in result files
@@ -60,10 +64,11 @@ def main() -> None:
     for name, form in forms.items():
         results[name] = timed(form, case.leaves, options.repeats, device)
         print(name, results[name], flush=True)
-    results["fused_errors"] = case.errors()
-    print("errors of fused", results["fused_errors"], flush=True)
+    if not options.dropout:
+        results["fused_errors"] = case.errors()
+        print("errors of fused", results["fused_errors"], flush=True)
     if options.tune:
-        results["tiles"] = tune(options.size, case, options.repeats, options.jobs)
+        results["tiles"] = tune(options.size, options.dropout, case, options.repeats, options.jobs)
     if options.results:
         options.results.write_text(json.dumps(results, indent=1) + "\n")
 
@@ -83,11 +88,11 @@ TILES: dict[str, list[kernels.Tile]] = {  # tried by --tune
 }  # fmt: skip
 
 
-def tune(size: str, case: "Case", repeats: int, jobs: int) -> list[dict[str, object]]:
+def tune(size: str, dropout: float, case: "Case", repeats: int, jobs: int) -> list[dict[str, object]]:
     """Times with each other tile of each kernel, all other kernels with their own."""
     tries = [(kernel, tile) for kernel, tiles in TILES.items() for tile in tiles]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:  # fills the cache of compiled kernels
-        list(pool.map(compile_with_tile, repeat(size), *zip(*tries, strict=True)))
+        list(pool.map(compile_with_tile, repeat(size), repeat(dropout), *zip(*tries, strict=True)))
     rows = []
     for kernel, tile in tries:
         row: dict[str, object] = {"kernel": kernel, "tile": tile, "times": timed_with_tile(case, kernel, tile, repeats)}
@@ -96,9 +101,9 @@ def tune(size: str, case: "Case", repeats: int, jobs: int) -> list[dict[str, obj
     return rows
 
 
-def compile_with_tile(size: str, kernel: str, tile: kernels.Tile) -> None:
+def compile_with_tile(size: str, dropout: float, kernel: str, tile: kernels.Tile) -> None:
     """Compile the kernels with another tile."""
-    timed_with_tile(make_case(size), kernel, tile, 1)
+    timed_with_tile(make_case(size, dropout), kernel, tile, 1)
 
 
 def timed_with_tile(case: "Case", kernel: str, tile: kernels.Tile, repeats: int) -> Times | str:
@@ -115,10 +120,10 @@ class Case:
     """Random operands of one layer's attention: q (B, T, H, K), kv (B, N, 2, H, K), r (N + T, H, K), u and v (H, K)."""
 
     def __init__(
-        self, B: int, H: int, T: int, C: int, M: int, K: int, device: torch.device, dtype: torch.dtype
+        self, B: int, H: int, T: int, C: int, M: int, K: int, dropout: float, device: torch.device, dtype: torch.dtype
     ) -> None:
         N = C + M + T
-        self.C, self.flops = C, 2 * B * H * T * N * K
+        self.C, self.dropout, self.flops = C, dropout, 2 * B * H * T * N * K
         torch.manual_seed(0)
         shapes = {"query": (B, T, H, K), "keys": (B, N, 2, H, K), "table": (N + T, H, K), "u": (H, K), "v": (H, K)}
         self.tensors = {  # by key in result files; biases are float32, as parameters are
@@ -135,19 +140,19 @@ class Case:
 
     def kernels(self) -> Tensor:
         """The Triton kernels."""
-        return kernels.relative_attention(*self.operands(), n_compressed=self.C)[0]
+        return kernels.relative_attention(*self.operands(), n_compressed=self.C, dropout=self.dropout)[0]
 
     def reference(self, dtype: torch.dtype | None = None) -> Tensor:
         """Plain torch, in a type, or under autocast as in training."""
         device = self.valid.device.type
         with torch.autocast(device, torch.bfloat16, enabled=dtype is None and device == "cuda"):
-            out: Tensor = reference_attention(*self.operands(dtype), n_compressed=self.C)[0]
+            out: Tensor = reference_attention(*self.operands(dtype), n_compressed=self.C, dropout=self.dropout)[0]
             return out
 
     def flash(self) -> Tensor:
         """Torch's attention without positions and masks."""
         q, kv, *_ = self.operands()
-        return F.scaled_dot_product_attention(q, *heads_of(kv))
+        return F.scaled_dot_product_attention(q, *heads_of(kv), dropout_p=self.dropout)
 
     def errors(self) -> dict[str, float]:
         """Largest error of the kernels against float32, relative to the largest value, of the output and gradients."""
@@ -160,10 +165,12 @@ class Case:
         return {name: ((a.float() - b.float()).abs().max() / b.float().abs().max()).item() for name, a, b in pairs}
 
 
-def make_case(size: str) -> Case:
+def make_case(size: str, dropout: float = 0.0) -> Case:
     """A case on the GPU in bf16, or without one on the CPU in float32."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Case(*SIZES[size], device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
+    return Case(
+        *SIZES[size], dropout=dropout, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32
+    )
 
 
 def timed(form: Callable[[], Tensor], leaves: list[Tensor], repeats: int, device: torch.device) -> Times | str:

@@ -25,7 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.profiler import ProfilerActivity, profile
 
 from compressive.architectures import build_model
-from compressive.config import Precision, RunConfig
+from compressive.config import Attention, Precision, RunConfig
 from compressive.distributed import World
 from compressive.inference.generate import generate
 from compressive.kernels.dispatch import using
@@ -90,6 +90,7 @@ class Work:
     precision: Precision | None = None
     compile: bool = False
     recompute: bool = False
+    attention: Attention | None = None
     device: str = "auto"
 
     def run(self) -> Row:
@@ -101,12 +102,13 @@ class Work:
             precision=self.precision or config.train.precision,
             compile=self.compile or config.train.compile,
             recompute=self.recompute or config.train.recompute,
+            attention=self.attention or config.train.attention,
         )
         train, _ = fit_device(
             train, [f"train.{name}" for name in ("precision", "compile") if getattr(self, name)], device
         )
         config = dataclasses.replace(config, train=train)
-        about = {name: getattr(train, name) for name in ("batch", "precision", "compile", "recompute")}
+        about = {name: getattr(train, name) for name in ("batch", "precision", "compile", "recompute", "attention")}
         with using(train.attention):
             return about | measure(ours(config, device), config, device, self.steps)
 

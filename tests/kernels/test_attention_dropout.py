@@ -149,20 +149,24 @@ def test_a_model_drops_in_training_only_and_a_layer_that_is_computed_again_has_t
 
 
 @pytest.mark.slow
-def test_compiled_forward_and_backward_have_the_same_mask(kernels):
+@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])
+def test_compiled_forward_and_backward_have_the_same_mask(kernels, recomputed):
     """The output is linear in the values, so the product of values and their gradient is that of output and its own."""
     q, kv, *rest = random_inputs()
     k, v = kv.unbind(dim=2)
     d_out = torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
 
-    @torch.compile(fullgraph=True)
     def attend(v):
-        return (kernels.relative_attention(q, torch.stack([k, v], dim=2), *rest, dropout=0.5)[0] * d_out).sum()
+        return kernels.relative_attention(q, torch.stack([k, v], dim=2), *rest, dropout=0.5)[0]
+
+    @torch.compile(fullgraph=True)
+    def total_of(v):
+        return ((checkpoint(attend, v, use_reentrant=False) if recomputed else attend(v)) * d_out).sum()
 
     found = []
     for _ in range(2):
         v = v.detach().requires_grad_()
-        total = attend(v)
+        total = total_of(v)
         total.backward()
         found.append(total.detach())
         torch.testing.assert_close(found[-1], (v * v.grad).sum().detach(), rtol=1e-4, atol=1e-5)

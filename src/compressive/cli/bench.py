@@ -13,7 +13,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from compressive.cli import run as run_command
-from compressive.config import Precision, RunConfig, preset_names
+from compressive.config import Attention, Precision, RunConfig, preset_names
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Bench:
     """Compile the model for training, even if the preset does not; without an NVIDIA GPU, only if this is given."""
     recompute: bool = False
     """Keep only each layer's input for the backward pass and compute the rest again."""
+    attention: Attention | None = None
+    """Form of attention, if not the preset's: auto, reference or fused."""
     device: str = "auto"
     """Where to run: auto takes a GPU if there is one."""
     json: bool = False
@@ -118,7 +120,7 @@ def bench(options: Bench, command: list[str]) -> int:
                 f"preset={preset!r} is an agent's; measure it with: python benchmarks/rooms.py --preset {preset}"
             )
         RunConfig.from_preset(preset)
-    shared = (options.steps, options.precision, options.compile, options.recompute, options.device)
+    shared = (options.steps, options.precision, options.compile, options.recompute, options.attention, options.device)
     works = [bench.Work(preset, batch, *shared) for preset in options.presets for batch in options.batch or (None,)]
     rows = bench.bench(works, lambda name: note(f"measuring {name}"))
     what = "our models in training and generation"
