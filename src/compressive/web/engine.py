@@ -16,6 +16,7 @@ from compressive.api import TextModel
 from compressive.config import ModelConfig
 from compressive.inference.fast_decoder import FastDecoder
 from compressive.model import decoding
+from compressive.model.attention import heads_of
 from compressive.model.compression import MostUsed
 from compressive.model.decoding import DecodingState, LayerCache, Now
 from compressive.model.language_model import IGNORED, CompressiveLM
@@ -58,9 +59,12 @@ class Engine:
         self.model = self.decoder.model
         self.config, self.sizes = model.config, Sizes.of(model.config)
         self.device = next(model.parameters()).device
-        self._reading = threading.Lock()  # the hooks below write into one list
+        self._reading = threading.Lock()  # the hooks below write into lists
         self._kept: list[Tensor] = []
+        self._inputs: list[Tensor] = []  # of every layer
+        self._looked: tuple[Point, list[int], DecodingState] | None = None  # the window that was looked into last
         for layer in self.model.trunk.layers:
+            layer.register_forward_pre_hook(lambda _, given: self._inputs.append(given[0]))
             if isinstance(layer.compression, MostUsed):
                 layer.compression.register_forward_hook(self._note_kept)
 
@@ -92,9 +96,8 @@ class Engine:
         window, config = torch.tensor([tokens], device=self.device), self.config
         targets = torch.cat([window[:, 1:], window.new_full((1, 1), IGNORED)], dim=1)
         with self._reading:
-            self._kept.clear()
             out = self.model.trunk(self.model.embedding(window), point.memory)
-            kept = iter(self._kept if config.compression == "most_used" else ())
+            kept = iter(self._noted()[0])
         nats = self.model.embedding.nll(out.hidden, targets.clamp(min=0))[0, :-1]
         places = tuple(
             old.push(first, len(tokens), rate, config.compression, next(kept, None) if layer.n_compressed else None)
@@ -112,13 +115,45 @@ class Engine:
         """Read one token; return the scores (1, V) of the next, and the next state."""
         return self.decoder.step(torch.tensor([token], device=self.device), state)
 
+    def back(self, state: DecodingState, position: int) -> DecodingState:
+        """Return a state as it was earlier in its window: what was read since then is hidden, and overwritten later."""
+        remaining = self.config.window - position
+        return dataclasses.replace(state, position=torch.full_like(state.position, position), remaining=remaining)
+
     @torch.no_grad()
-    def look(self, token: int, state: DecodingState) -> tuple[Tensor, list[Tensor]]:
-        """Read one token with reference attention; return the scores (1, V) and each layer's weights (H, N)."""
+    def look(self, tokens: list[int], position: int, point: Point) -> tuple[Tensor, list[Tensor]]:
+        """Read one token of a window that begins at a point, with reference attention, all before it being read.
+
+        Returns the scores (1, V) and each layer's weights (H, N).
+        """
+        state = self._before(tokens, position, point)
         layers = [ObservedLayer(layer) for layer in self.model.trunk.layers]
-        x = self.model.embedding(torch.tensor([token], device=self.device))
-        hidden, _ = decoding.step(self.model.trunk, layers, x, state)
+        x = self.model.embedding(torch.tensor([tokens[position]], device=self.device))
+        hidden, _ = decoding.step(self.model.trunk, layers, x, self.back(state, position))
         return self.model.embedding.logits(hidden), [layer.weights[0].float().cpu() for layer in layers]
+
+    def _before(self, tokens: list[int], position: int, point: Point) -> DecodingState:
+        """A state with keys and values of at least the first `position` tokens of a window, read at once."""
+        if self._looked is not None:
+            where, read, state = self._looked
+            if where is point and len(read) >= position and read[:position] == tokens[:position]:
+                return state
+        with self._reading:
+            self.model.trunk(self.model.embedding(torch.tensor([tokens], device=self.device)), point.memory)
+            inputs = self._noted()[1]
+        state = self.begin(point)
+        for layer, cache, h in zip(self.model.trunk.layers, state.layers, inputs, strict=True):
+            window = slice(layer.n_memory, layer.n_memory + len(tokens))
+            key, value = heads_of(layer.attention.project_frozen(layer.normed_frozen(h)))
+            cache.key[:, :, window], cache.value[:, :, window] = key, value
+        self._looked = point, tokens, state
+        return state
+
+    def _noted(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What the hooks have noted: slots that most-used compression kept, and inputs, of every layer."""
+        kept, inputs = self._kept, self._inputs
+        self._kept, self._inputs = [], []
+        return kept, inputs
 
 
 class ObservedLayer:

@@ -116,18 +116,19 @@ class Text:
     def rewind(self, length: int) -> None:
         """Forget all tokens but the first `length`."""
         window = length // self.window
+        state = self._state if window == len(self) // self.window else None
         del self.tokens[length:], self.pieces[length:], self.bits[length:]
         self.given = min(self.given, length)
         self._sizes = {at: sizes for at, sizes in self._sizes.items() if at <= window}
         self._points = {at: point for at, point in self._points.items() if at <= window}
-        self._restore()
+        self._restore(state)
         self._stream = self._stream_at_end()
 
     def fork(self, length: int) -> "Text":
         """Return a text of the first `length` tokens, which goes on by itself."""
         other = Text(self.engines)
         other.tokens, other.pieces, other.bits, other.given = self.tokens[:], self.pieces[:], self.bits[:], self.given
-        other._sizes, other._points = dict(self._sizes), dict(self._points)
+        other._sizes, other._points, other._state = dict(self._sizes), dict(self._points), self._state
         other.rewind(length)
         return other
 
@@ -169,11 +170,10 @@ class Text:
         """
         at = token - 1  # the token that was read when this one was predicted
         start = at // self.window * self.window
-        engine, state = self._step_to(at)
-        logits, weights = engine.look(self.tokens[at], state)
-        drawn = {"window": {"size": self.window, "start": start, "filled": token - start}} | _drawn(
-            engine.fit(self._point(start // self.window))
-        )
+        engine = self._engine(start // self.window)
+        point = engine.fit(self._point(start // self.window))
+        logits, weights = engine.look(self.tokens[start : start + self.window], at - start, point)
+        drawn = {"window": {"size": self.window, "start": start, "filled": token - start}} | _drawn(point)
         filled = [layer[:, : layer.shape[1] - self.window + token - start] for layer in weights]
         oldest = min([start, *(first for place in drawn["places"] for first in place["firsts"] if first != EMPTY)])
         return {
@@ -250,27 +250,24 @@ class Text:
         self.bits += bits
         self.pieces += [self._stream.push(token) for token in tokens]
 
-    def _restore(self) -> None:
-        """Find state and scores after the last token again, and the surprise of the current window's tokens."""
+    def _restore(self, state: DecodingState | None = None) -> None:
+        """Find state and scores after the last token again, from a later state of the same window if there is one.
+
+        Without, the window is stepped through, which also finds the surprise of its tokens with other memory sizes.
+        """
         window, filled = divmod(len(self), self.window)
+        engine = self._engine(window)
+        if filled and state is not None:
+            self._logits, self._state = engine.step(self.tokens[-1], engine.back(state, filled - 1))
+            return
         self._state, self._logits = None, self._point(window).logits
         if filled:
-            engine = self._engine(window)
             self._state = engine.begin(engine.fit(self._point(window)))
         for number in range(len(self) - filled, len(self)):
             assert self._state is not None
             token = self.tokens[number]
             self.bits[number] = None if self._logits is None else _bits(self._logits, token)
             self._logits, self._state = engine.step(token, self._state)
-
-    def _step_to(self, token: int) -> tuple[Engine, DecodingState]:
-        """The engine of a token's window, and the state before the token is read."""
-        window = token // self.window
-        engine = self._engine(window)
-        state = engine.begin(engine.fit(self._point(window)))
-        for read in self.tokens[window * self.window : token]:
-            _, state = engine.step(read, state)
-        return engine, state
 
     def _stream_at_end(self) -> TextStream:
         """A stream that holds back the bytes of a character that the text ends within."""

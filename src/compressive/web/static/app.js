@@ -184,11 +184,11 @@ class App {
       other.underline([]);
       if (other !== pane || token === null) other.unmark();
     }
+    const asked = (this.looked = Symbol("look")); // an answer to an earlier choice is no longer wanted
     if (token === null) {
       this.look.hide();
       return;
     }
-    const asked = (this.looked = Symbol("look"));
     if (token === 0) {
       this.look.show(pane, 0, null);
       return;
