@@ -361,6 +361,12 @@ def test_what_cannot_be_served_is_one_line(run, tmp_path, capsys):
         assert message in error
 
 
+def test_without_the_extra_the_remedy_is_named(run, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["serve", str(run)]) == 2
+    assert "pip install -e '.[web]'" in capsys.readouterr().err
+
+
 def test_a_free_port_is_found():
     with listen("127.0.0.1", 0) as bound:
         assert bound.getsockname()[1] > 0
