@@ -60,9 +60,14 @@ def figure(width: float, height: float) -> Any:
 
 def headline(fig: Any, claim: str, detail: str = "") -> None:
     """Write what the figure shows above it, and below that, smaller, how it was measured."""
-    fig.suptitle(claim, x=0.01, ha="left", fontsize=12, color=INK, fontweight="bold")
+    width = fig.get_figwidth()  # in inches; about 11 letters of a claim fit into one, 17 of a detail
+    fig.suptitle(_wrapped(claim, 11 * width), x=0.01, ha="left", fontsize=12, color=INK, fontweight="bold")
     if detail:
-        fig.supxlabel(detail, x=0.01, ha="left", fontsize=8, color=INK)
+        fig.supxlabel(_wrapped(detail, 17 * width), x=0.01, ha="left", fontsize=8, color=INK)
+
+
+def _wrapped(text: str, letters: float) -> str:
+    return "\n".join(textwrap.fill(line, int(letters)) for line in text.splitlines())
 
 
 def tidy(axes: Any, title: str = "", x: str = "", y: str = "", grid: str = "y") -> None:

@@ -124,10 +124,10 @@ class MemoryUse:
 
     def _since_panel(self) -> Panel:
         shown = [row for row in self.since_empty if row.excess.mean > LEAST]
-        close = next((row for row in self.since_empty if row.excess.mean < NEAR), None)
+        far = [row.last for row in self.since_empty if row.excess.mean >= NEAR]
         claim = f"From empty, the loss stays {NEAR} bits or more above full memory"
-        if close is not None:
-            claim = f"From empty, the loss is within {NEAR} bits of full memory after {close.first - 1:,} tokens"
+        if not far or far[-1] < self.since_empty[-1].last:
+            claim = f"From empty, the loss is within {NEAR} bits of full memory after {(far or [0])[-1]:,} tokens"
         caption = (
             f"Loss as memories fill, minus the loss of the same text with full memories; {self.starts} starts. "
             "Error bars, ±: standard error over starts. Shaded: how far one layer reaches; older text arrives through "
@@ -138,14 +138,16 @@ class MemoryUse:
             caption += f"Too low for the logarithmic axis: {listed}."
 
         def draw(axes: Any) -> None:
-            places = [math.sqrt(row.first * row.last) for row in shown]
+            places = [math.sqrt(row.first * row.last) for row in self.since_empty]
+            heights = [row.excess.mean if row in shown else math.nan for row in self.since_empty]  # gaps in the line
             # A bar that reaches 0 or below would have no lower end on a logarithmic axis.
-            down = [min(row.excess.error, row.excess.mean - LEAST / 2) for row in shown]
-            up = [row.excess.error for row in shown]
-            heights = [row.excess.mean for row in shown]
+            down = [min(row.excess.error, max(0.0, row.excess.mean - LEAST / 2)) for row in self.since_empty]
+            up = [row.excess.error for row in self.since_empty]
             axes.errorbar(places, heights, yerr=[down, up], fmt="o-", markersize=4, capsize=2, color=INK)
-            texts = [f"tokens {row.first:,} to {row.last:,}: {row.excess} bits above full memory" for row in shown]
-            hover(axes, list(zip(places, heights, strict=True)), texts)
+            for x, row in zip(places, self.since_empty, strict=True):
+                if row in shown:
+                    text = f"tokens {row.first:,} to {row.last:,}: {row.excess} bits above full memory"
+                    hover(axes, [(x, row.excess.mean)], [text])
             axes.set_xscale("log")
             axes.set_yscale("log" if shown else "linear")
             axes.xaxis.set_major_formatter("{x:,.0f}")

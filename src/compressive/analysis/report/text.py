@@ -337,7 +337,7 @@ def _samples(folder: Path) -> str:
         prompt, marker, text = paths[i].read_text("utf-8").removeprefix("[prompt]\n").partition("\n[sample]\n")
         body = f"<i>{html.escape(prompt)}</i>{html.escape(text)}" if marker else html.escape(prompt)
         shown.append(page.details(f"step {step:,}", f"<pre>{body}</pre>", is_open=i == len(paths) - 1))
-    about = "Sampled during training, at temperature 1, as the continuation of the text in grey."
+    about = "Sampled during training, as the continuation of the text in grey."
     return page.paragraph(about) + "".join(shown)
 
 
