@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import tomllib
@@ -16,6 +17,7 @@ from warm_python import interpreter
 from compressive import __version__
 from compressive.cli import main
 from compressive.config import RunConfig, preset_names
+from compressive.experiments import EXPERIMENTS
 from compressive.kernels import dispatch
 from compressive.runs.origin import Origin
 from compressive.runs.run import Run
@@ -233,6 +235,17 @@ def test_the_tree_shows_every_module_once_with_its_purpose():
         if not path.name.startswith("__")
     ]
     assert sorted(shown) == sorted(present)
+
+
+def test_the_results_page_and_the_readme_are_those_of_the_experiments():
+    """`python tools/results_page.py` would change nothing."""
+    made = runpy.run_path(str(ROOT / "tools" / "results_page.py"))
+    assert made["page"](ROOT) == PAGES["docs/results.md"]
+    assert made["readme"](ROOT) == README
+    assert "](results.md" not in README
+    for name in EXPERIMENTS:
+        assert f"| `{name}` | " in PAGES["docs/results.md"]
+        assert f"<!-- result {name} " in PAGES["docs/results.md"]
 
 
 # The paper's table

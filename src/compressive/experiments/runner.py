@@ -148,9 +148,11 @@ def work(words: dict[str, Any]) -> int:
     code = loop.train(preflight.begin(task.folder, config, (), True, world), world)
     if code == loop.FINISHED:
         seconds = json.loads((task.folder / "metrics.jsonl").read_text("utf-8").splitlines()[-1])["seconds"]
+        about = describe_environment()
         for experiment in task.due:
             found = experiment.measure(Run.open(task.folder), options.scale)
-            kept = {"training_seconds": seconds, "gpu": describe_environment()["gpu"], "found": found}
+            where = {name: about[name] for name in ("gpu", "torch", "commit", "time")}
+            kept = {"training_seconds": seconds, **where, "found": found}
             write_atomically(_measurement(task.folder, experiment), json.dumps(kept, indent=1) + "\n")
     return code
 
