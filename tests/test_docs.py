@@ -245,7 +245,8 @@ def test_the_results_page_and_the_readme_are_those_of_the_experiments():
     assert "](results.md" not in README
     for name in EXPERIMENTS:
         assert f"| `{name}` | " in PAGES["docs/results.md"]
-        assert f"<!-- result {name} " in PAGES["docs/results.md"]
+        if (ROOT / "experiments" / "results" / name).is_dir():
+            assert f"<!-- result {name} " in PAGES["docs/results.md"]
 
 
 # The paper's table

@@ -204,6 +204,11 @@ def test_a_failed_run_is_named_and_the_others_go_on(home, capsys, monkeypatch):
     assert "not measured yet" in found["verdicts"][0]
     page = (home / "experiments" / "results" / "tiny-experiment" / "tiny.md").read_text()
     assert "Not complete: 1 of 2 runs are missing" in page
+    (task, _) = runner.tasks([load(TINY)], options)
+    row = json.loads((task.folder / "row.json").read_text())
+    del row["config"]["train"]["recompute"]  # as if it had been written before there was such a field
+    (task.folder / "row.json").write_text(json.dumps(row))
+    assert len(runner.tasks([load(TINY)], options)) == 2
     monkeypatch.delenv("TINY_FAILS")
     monkeypatch.setenv("TINY_STEPS", "7")
     with pytest.raises(ValueError, match="was trained with another configuration"):

@@ -26,7 +26,7 @@ from compressive.experiments.experiment import (
     figure_of,
     markdown,
 )
-from compressive.plotting import COLOURS, INK, figure, save, tidy
+from compressive.plotting import COLOURS, figure, save, tidy
 from compressive.runs.run import Run
 from compressive.runs.trained import Trained
 from compressive.runtime import pick_device
@@ -52,6 +52,8 @@ STREAMS: Mapping[Scale, int] = {"tiny": 16, "small": 32, "paper": 16}
 """Streams that a split is cut into to be scored."""
 LOOKED_AT: Mapping[Scale, int] = {"tiny": 20_000, "small": 500_000, "paper": 500_000}
 """Tokens of the validation split for the loss by tokens read."""
+LEAST = 1e-3
+"""Bits above full memory that are still shown; less is noise, and may be below 0."""
 
 
 def quiet(preset: str, tables: Tables) -> RunConfig:
@@ -151,14 +153,18 @@ class AgainstTransformerXL(Experiment):
             left.hlines(statistics.mean(bits), place - 0.2, place + 0.2, color=colour, linewidth=2)
             since = row.values("memory", "since_empty")
             means = [statistics.mean(one["excess"]["mean"] for one in seeds) for seeds in zip(*since, strict=True)]
-            right.plot([one["last"] for one in since[0]], means, "o-", markersize=3.5, color=colour)
-        left.set_xticks(range(len(measured)), [f"{row.row.title}\n{slots(row.row)}" for row in measured])
+            shown = [index for index, mean in enumerate(means) if mean > LEAST]
+            read = [since[0][index]["last"] for index in shown]
+            right.plot(read, [means[index] for index in shown], "o-", markersize=3.5, color=colour)
+        names = [f"{row.row.title}, {slots(row.row)}".replace(", ", "\n").replace(" at ", "\nat ") for row in measured]
+        left.set_xticks(range(len(measured)), names)
         left.set_xlim(-0.6, len(measured) - 0.4)
         tidy(left, "Test, every seed and the mean", y="bits per byte")
-        right.axhline(0, color=INK, linewidth=0.8)
         right.set_xscale("log")
+        right.set_yscale("log")
         right.xaxis.set_major_formatter("{x:,.0f}")
-        tidy(right, "Loss since an empty memory (validation)", "tokens read", "bits above full memory")
+        right.yaxis.set_major_formatter("{x:g}")
+        tidy(right, "Loss since an empty memory, on validation", "tokens read", "bits above full memory")
         save(fig, to)
 
 

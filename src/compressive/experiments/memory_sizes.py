@@ -33,8 +33,10 @@ SIZES: Mapping[Scale, tuple[int, ...]] = {
     "paper": (0, 512, 1152, 2048, 3072, 4096),
 }
 """Slots of compressed memory; the third is that of training."""
-VALIDATION: Mapping[Scale, int | None] = {"tiny": 40_000, "small": 1_000_000, "paper": None}
-"""Tokens of the validation split that sizes are chosen on; None: all."""
+VALIDATION: Mapping[Scale, int | None] = {"tiny": 20_000, "small": 1_000_000, "paper": None}
+"""Bytes of the validation split that sizes are chosen on; None: all."""
+TEST: Mapping[Scale, int | None] = {"tiny": 60_000, "small": None, "paper": None}
+"""Bytes of the test split that are scored; None: all."""
 EMPTY: tuple[EmptyMemory, ...] = get_args(EmptyMemory)
 
 
@@ -61,7 +63,7 @@ class MemorySizes(Experiment):
 
         def scored(slots: int, empty: EmptyMemory, test: bool) -> dict[str, Any]:
             of = (recent, slots - recent) if any(model.compressed_sizes) else (slots, 0)
-            limit = None if test else VALIDATION[scale]
+            limit = (TEST if test else VALIDATION)[scale]
             reading = Reading("test" if test else "valid", STREAMS[scale], limit, run.config.train.precision)
             (result,) = sweep(trained, corpus, [trained.eval_config(*of, empty)], reading, world)
             return {"slots": slots, "empty_memory": empty, "bits": result.headline, "seconds": result.seconds}

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from compressive.bench import write_results
+from compressive.config import RunConfig
 from compressive.console import SIGN_OF_LIFE, note, progress_bar, warn
 from compressive.distributed import World
 from compressive.experiments import load
@@ -32,6 +33,8 @@ FINISHED, FAILED, TO_BE_CONTINUED = loop.FINISHED, 1, loop.INTERRUPTED
 """Exit codes: all runs measured; a run failed; stopped in time or by a signal, to be resumed by the same command."""
 GRACE = 60.0
 """Seconds that a run has to save its state before it is killed."""
+ROW = "row.json"
+"""Where a run keeps its row and its configuration."""
 INTERPRETER = [sys.executable]
 """Starts a process for a run."""
 
@@ -117,18 +120,13 @@ def tasks(experiments: Sequence[Experiment], options: Options) -> list[Task]:
 
 
 def _check_folder(task: Task) -> None:
-    path = task.folder / "row.json"
-    if path.exists() and json.loads(path.read_text("utf-8")) != _about(task):
+    """Raise ValueError if the folder holds a run of another configuration; fields that it lacks have their defaults."""
+    path = task.folder / ROW
+    if path.exists() and RunConfig.from_tables(json.loads(path.read_text("utf-8"))["config"]) != task.row.config:
         raise ValueError(
             f"{task.folder} was trained with another configuration than {task.row.name!r} has now; move it away, or "
             "give another --runs"
         )
-
-
-def _about(task: Task) -> dict[str, Any]:
-    """Return what identifies a run, as JSON holds it."""
-    about = {"row": task.row.name, "seed": task.seed, "config": dataclasses.asdict(task.row.config)}
-    return dict(json.loads(json.dumps(about)))
 
 
 def _measurement(folder: Path, experiment: Experiment) -> Path:
@@ -142,7 +140,8 @@ def work(words: dict[str, Any]) -> int:
     )
     planned = tasks([load(path) for path in words["experiments"]], options)
     (task,) = (task for task in planned if task.row.name == words["row"])
-    write_atomically(task.folder / "row.json", json.dumps(_about(task), indent=1))
+    identity = {"row": task.row.name, "seed": task.seed, "config": dataclasses.asdict(task.row.config)}
+    write_atomically(task.folder / ROW, json.dumps(identity, indent=1))
     config = task.row.seeded(task.seed, options.data_dir, words["device"])
     world = World(device=pick_device(config.train.device))
     code = loop.train(preflight.begin(task.folder, config, (), True, world), world)
@@ -162,13 +161,13 @@ def run(experiments: Sequence[Experiment], options: Options, command: str) -> in
 
     Stops after `options.minutes`, or at SIGINT or SIGTERM: runs save their state, and the same command goes on.
     """
+    deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     for experiment in experiments:
         experiment.prepare(options.scale, options.data_dir)
     planned = tasks(experiments, options)
     todo = [task for task in planned if task.due]
     if len(todo) < len(planned):
         note(f"{len(planned) - len(todo)} of {len(planned)} runs are measured already")
-    deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     failed = _run_all(todo, options, deadline)
     for experiment in experiments:
         write(experiment, options, command)
