@@ -50,6 +50,7 @@ def test_a_difference_beyond_the_spread_is_lower_or_higher():
     assert Comparison.of([1.10, 1.11], [1.20, 1.22]).verdict == "lower"
     assert Comparison.of([1.20, 1.22], [1.10, 1.11]).verdict == "higher"
     assert Comparison.of([1.10, 1.11], [1.20, 1.22]).sentence("a", "b").endswith(": lower.")
+    assert Comparison.of([1.10, 1.11], [1.20, 1.22], [1.0, 1.2], []).verdict == "inconclusive"  # another row's spread
 
 
 def test_one_seed_or_none_is_inconclusive():

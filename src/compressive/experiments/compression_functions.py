@@ -133,6 +133,7 @@ class CompressionFunctions(Experiment):
         tidy(left, "Here: test, every seed and the mean", "bits per byte", grid="x")
         tidy(right, "The paper, enwik8", "bits per character", grid="x")
         right.tick_params(labelleft=False)
+        self.headline(fig, rows)
         save(fig, to)
 
 
@@ -154,4 +155,5 @@ def _at_best_rate(rows: Sequence[Measured]) -> dict[str, Measured]:
 
 
 def _against_best(chosen: Mapping[str, Measured], name: str) -> Comparison:
-    return Comparison.of(*(chosen[one].values("test", "bits_per_byte") for one in (name, BEST)))
+    bits = {one: row.values("test", "bits_per_byte") for one, row in chosen.items()}
+    return Comparison.of(bits[name], bits[BEST], *bits.values())

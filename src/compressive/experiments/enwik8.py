@@ -134,12 +134,10 @@ class AgainstTransformerXL(Experiment):
 
     def verdicts(self, rows: Sequence[Measured]) -> Sequence[str]:
         """Compare with each TransformerXL on the test split."""
-        ours, *others = rows
+        ours, *others = (row.values("test", "bits_per_byte") for row in rows)
         return [
-            Comparison.of(*(row.values("test", "bits_per_byte") for row in (ours, other))).sentence(
-                ours.row.title, other.row.title, "bits per byte"
-            )
-            for other in others
+            Comparison.of(ours, bits, *others).sentence(rows[0].row.title, row.row.title, "bits per byte")
+            for row, bits in zip(rows[1:], others, strict=True)
         ]
 
     def plot(self, rows: Sequence[Measured], to: Path) -> None:
@@ -165,6 +163,7 @@ class AgainstTransformerXL(Experiment):
         right.xaxis.set_major_formatter("{x:,.0f}")
         right.yaxis.set_major_formatter("{x:g}")
         tidy(right, "Loss since an empty memory, on validation", "tokens read", "bits above full memory")
+        self.headline(fig, rows)
         save(fig, to)
 
 

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import torch
@@ -26,6 +27,7 @@ import torch
 from compressive.architectures import build_model
 from compressive.config import RunConfig, load_preset
 from compressive.data.prepare import prepare
+from compressive.plotting import headline
 from compressive.runs.run import Run
 from compressive.training.flops import training_flops_per_token
 
@@ -147,6 +149,12 @@ class Experiment(ABC):
     def plot(self, rows: Sequence[Measured], to: Path) -> None:
         """Write the picture as PNG; at least one row is measured."""
 
+    def headline(self, fig: Any, rows: Sequence[Measured]) -> None:
+        """Write the first verdict above a figure, and the paper's claim below it."""
+        width = fig.get_size_inches()[0]
+        said = (self.verdicts(rows)[0], f"{self.source}: {self.claim}")
+        headline(fig, *(fill(text, int(width * letters)) for text, letters in zip(said, (10, 17), strict=True)))
+
     def prepare(self, scale: Scale, data_dir: Path) -> None:
         """Prepare the corpora of the rows as far as this repository holds them.
 
@@ -190,16 +198,16 @@ class Comparison:
     difference: float | None
     """Mean of the first less mean of the second; None if one has no values."""
     spread: float
-    """Between the lowest and the highest seed of a row, whichever row has more of it."""
+    """Between the lowest and the highest seed of a row, in the row that has most of it."""
     seeds: int
     """Seeds of the row that has fewer."""
 
     @classmethod
-    def of(cls, first: Sequence[float], second: Sequence[float]) -> Self:
-        """Compare the values of two rows, one per seed."""
+    def of(cls, first: Sequence[float], second: Sequence[float], *others: Sequence[float]) -> Self:
+        """Compare the values of two rows, one per seed; the spread is also that of the other rows of their table."""
         if not first or not second:
             return cls(None, 0.0, 0)
-        spread = max(max(values) - min(values) for values in (first, second))
+        spread = max(max(values) - min(values) for values in (first, second, *others) if values)
         return cls(statistics.mean(first) - statistics.mean(second), spread, min(len(first), len(second)))
 
     @property

@@ -131,6 +131,7 @@ class MemorySizes(Experiment):
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.legend(fontsize=8.5, frameon=False, labelcolor=INK)
         tidy(axes, "Memory at evaluation; dotted: in training", "memory slots per layer", "validation, bits per byte")
+        self.headline(fig, rows)
         save(fig, to)
 
 
