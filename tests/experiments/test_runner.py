@@ -53,6 +53,13 @@ def test_a_difference_beyond_the_spread_is_lower_or_higher():
     assert Comparison.of([1.10, 1.11], [1.20, 1.22], [1.0, 1.2], []).verdict == "inconclusive"  # another row's spread
 
 
+def test_measurements_of_the_same_runs_are_compared_seed_by_seed():
+    assert Comparison.of([1.0, 1.5], [1.1, 1.62]).verdict == "inconclusive"
+    assert Comparison.paired([1.0, 1.5], [1.1, 1.62]).verdict == "lower"
+    assert Comparison.paired([1.0, 1.5], [1.1, 1.4]).verdict == "inconclusive"
+    assert Comparison.paired([], []).verdict == "inconclusive"
+
+
 def test_one_seed_or_none_is_inconclusive():
     assert Comparison.of([1.0], [2.0]).verdict == "inconclusive"
     assert Comparison.of([1.0, 1.0], [2.0]).verdict == "inconclusive"

@@ -59,8 +59,8 @@ class Attention(Experiment):
         newest, oldest_recent = (_shares(row, index) for index in (BUCKETS - 1, BUCKETS))
         oldest = _shares(row, 0)
         counts = ", ".join(dict.fromkeys(f"{count:,}" for count in row.values("sequences")))
-        border = Comparison.of(newest, oldest_recent)
-        inside = Comparison.of(oldest, newest)
+        border = Comparison.paired(newest, oldest_recent)
+        inside = Comparison.paired(oldest, newest)
         return [
             border.sentence("Newest compressed bucket", "oldest recent bucket", f"of all attention ({counts} windows)"),
             inside.sentence("Oldest compressed bucket", "newest compressed bucket", "of all attention"),

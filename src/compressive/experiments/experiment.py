@@ -210,6 +210,11 @@ class Comparison:
         spread = max(max(values) - min(values) for values in (first, second, *others) if values)
         return cls(statistics.mean(first) - statistics.mean(second), spread, min(len(first), len(second)))
 
+    @classmethod
+    def paired(cls, first: Sequence[float], second: Sequence[float]) -> Self:
+        """Compare two measurements of the same runs: the spread is that of their difference, seed by seed."""
+        return cls.of([a - b for a, b in zip(first, second, strict=True)], [0.0] * len(second))
+
     @property
     def verdict(self) -> Literal["lower", "higher", "inconclusive"]:
         """Whether the first is lower or higher; inconclusive with one seed, or if seeds differ as much as rows do."""
@@ -233,8 +238,8 @@ def figure_of(values: Sequence[float], digits: int = 4) -> str:
     """Write the mean of the seeds, and the lowest and the highest where there are several; a dash for none."""
     if not values:
         return "–"
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    mean, low, high = (f"{of(values):,.{digits}f}" for of in (statistics.mean, min, max))
+    return mean if len(values) == 1 else f"{mean} ({low} to {high})"
 
 
 def markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -45,7 +45,7 @@ class Layers(Experiment):
         """Compare the first layer with the most compressible of the others."""
         first, *others = _losses(rows).values() or ([],)
         lowest = [min(values) for values in zip(*others, strict=True)]
-        return [Comparison.of(first, lowest).sentence("Layer 1", "the lowest of the other layers", "in loss", 5)]
+        return [Comparison.paired(first, lowest).sentence("Layer 1", "the lowest of the other layers", "in loss", 5)]
 
     def plot(self, rows: Sequence[Measured], to: Path) -> None:
         """Plot one bar per layer, and a dot for each seed."""

@@ -101,7 +101,7 @@ class MemorySizes(Experiment):
             for key in ("test_as_chosen", "test_as_trained")
         )
         found = [
-            Comparison.of(chosen[row.row.name], as_trained[row.row.name]).sentence(
+            Comparison.paired(chosen[row.row.name], as_trained[row.row.name]).sentence(
                 f"{row.row.title}, size chosen on validation,", "its size in training", "bits on test"
             )
             for row in rows
@@ -109,7 +109,7 @@ class MemorySizes(Experiment):
         both = Comparison.of(chosen[ours.row.name], chosen[txl.row.name])
         found.append(both.sentence(f"{ours.row.title}, both at chosen sizes,", txl.row.title, "bits on test"))
         largest = max((one["slots"] for run in ours.values("valid") for one in run), default=0)
-        empty = Comparison.of(*(_bits(ours, largest, empty) for empty in EMPTY))
+        empty = Comparison.paired(*(_bits(ours, largest, empty) for empty in EMPTY))
         where = f"{ours.row.title} at {largest:,} slots: {EMPTY[0]} for what is empty"
         return [*found, empty.sentence(where, EMPTY[1], "bits on validation", 5)]
 
