@@ -80,7 +80,7 @@ class Attention(Experiment):
         axes.set_xticks(middles, ["compressed memory", "recent memory", "window"])
         axes.set_xlim(-0.6, len(PLACES) * BUCKETS - 0.4)
         tidy(axes, "Attention by bucket, oldest to newest; a dot is a seed", y="share of attention")
-        self.headline(fig, rows)
+        self.headline(fig, self.verdicts(rows)[0])
         save(fig, to)
 
 

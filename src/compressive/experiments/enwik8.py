@@ -163,7 +163,7 @@ class AgainstTransformerXL(Experiment):
         right.xaxis.set_major_formatter("{x:,.0f}")
         right.yaxis.set_major_formatter("{x:g}")
         tidy(right, "Loss since an empty memory, on validation", "tokens read", "bits above full memory")
-        self.headline(fig, rows)
+        self.headline(fig, self.verdicts(rows)[0])
         save(fig, to)
 
 

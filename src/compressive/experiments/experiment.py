@@ -149,10 +149,10 @@ class Experiment(ABC):
     def plot(self, rows: Sequence[Measured], to: Path) -> None:
         """Write the picture as PNG; at least one row is measured."""
 
-    def headline(self, fig: Any, rows: Sequence[Measured]) -> None:
-        """Write the first verdict above a figure, and the paper's claim below it."""
+    def headline(self, fig: Any, verdict: str) -> None:
+        """Write a verdict above a figure, and the paper's claim below it."""
         width = fig.get_size_inches()[0]
-        said = (self.verdicts(rows)[0], f"{self.source}: {self.claim}")
+        said = (verdict, f"{self.source}: {self.claim}")
         headline(fig, *(fill(text, int(width * letters)) for text, letters in zip(said, (10, 17), strict=True)))
 
     def prepare(self, scale: Scale, data_dir: Path) -> None:

@@ -55,7 +55,7 @@ class Layers(Experiment):
             axes.bar(number, statistics.mean(values), 0.7, color=COLOURS["compressed"], alpha=0.85)
             axes.scatter([number] * len(values), values, color=INK, s=9, zorder=3)
         tidy(axes, "Compression loss by layer; a dot is a seed", "layer", "mean squared difference")
-        self.headline(fig, rows)
+        self.headline(fig, self.verdicts(rows)[0])
         save(fig, to)
 
 

@@ -124,6 +124,7 @@ class MemorySizes(Experiment):
                 if bits:
                     means = [statistics.mean(values) for values in bits]
                     axes.plot(sizes, means, style, color=colour, markersize=4.5, label=f"{row.row.title}, {empty}")
+                if bits and empty == EMPTY[0]:
                     low, high = ([pick(values) for values in bits] for pick in (min, max))
                     axes.fill_between(sizes, low, high, color=colour, alpha=0.12, linewidth=0)
         trained = transformer(rows[0].row.config.model)
@@ -131,7 +132,7 @@ class MemorySizes(Experiment):
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.legend(fontsize=8.5, frameon=False, labelcolor=INK)
         tidy(axes, "Memory at evaluation; dotted: in training", "memory slots per layer", "validation, bits per byte")
-        self.headline(fig, rows)
+        self.headline(fig, self.verdicts(rows)[0])
         save(fig, to)
 
 
