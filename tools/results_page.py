@@ -67,7 +67,7 @@ def page(root: Path) -> str:
 
 def readme(root: Path) -> str:
     """Return README.md with the table of docs/results.md, whose links are turned."""
-    (table,) = re.findall(r"^## At a glance\n.*?((?:^\|.*\n)+)", page(root), re.MULTILINE | re.DOTALL)
+    (table,) = re.findall(r"^## At a glance\n(?:[^|\n].*\n|\n)*((?:\|.*\n)+)", page(root), re.MULTILINE)
     table = re.sub(r"\]\((?!http)([^)]+)\)", lambda link: f"]({_from_root(link[1])})", table)
     text = (root / "README.md").read_text("utf-8")
     before, after = re.split(r"(?<=^## Results\n)", text, maxsplit=1, flags=re.MULTILINE)
