@@ -40,7 +40,7 @@ def _outcome(root: Path, name: str, scale: str) -> str:
     said = "inconclusive" if open_ones == len(words) else f"{len(words) - open_ones} of {len(words)} beyond the spread"
     partly = "" if found["complete"] else ", part of the runs"
     device = (found["rows"][0]["gpu"] or "CPU").removeprefix("NVIDIA ")
-    return f"{said} ([{device}, {len(found['seeds'])} seeds{partly}](../{RESULTS}/{name}/{scale}.md))"
+    return f"{said} ([{device}, {len(found['seeds'])} seeds{partly}](../{RESULTS}/{name}/{scale}.json))"
 
 
 def result(root: Path, name: str, scale: str) -> str:

@@ -119,7 +119,7 @@ class CompressionFunctions(Experiment):
     def plot(self, rows: Sequence[Measured], to: Path) -> None:
         """Plot the test bits of every seed, beside the paper's figures."""
         found = [(FUNCTIONS[name], row) for name, row in _at_best_rate(rows).items() if row.runs]
-        fig = figure(10, 0.9 + 0.34 * len(found))
+        fig = figure(10, 1.8 + 0.28 * len(found))
         left, right = fig.subplots(1, 2, sharey=True, width_ratios=(5, 3))
         for place, (function, best) in enumerate(found):
             colour = COLOURS["recent" if function.paper is None else "compressed"]
