@@ -60,10 +60,10 @@ def figure(width: float, height: float) -> Any:
 
 def headline(fig: Any, claim: str, detail: str = "") -> None:
     """Write what the figure shows above it, and below that, smaller, how it was measured."""
-    width = fig.get_figwidth()  # in inches; about 11 letters of a claim fit into one, 17 of a detail
+    width = fig.get_figwidth()  # in inches; about 11 letters of a claim fit into one, 15 of a detail
     fig.suptitle(_wrapped(claim, 11 * width), x=0.01, ha="left", fontsize=12, color=INK, fontweight="bold")
     if detail:
-        fig.supxlabel(_wrapped(detail, 17 * width), x=0.01, ha="left", fontsize=8, color=INK)
+        fig.supxlabel(_wrapped(detail, 15 * width), x=0.01, ha="left", fontsize=8, color=INK)
 
 
 def _wrapped(text: str, letters: float) -> str:
@@ -144,10 +144,12 @@ def check_format(path: Path) -> None:
 
 
 def arrange(panels: Sequence[Panel], columns: int = 2) -> Any:
-    """Return a figure of panels in rows, each with its claim as title."""
-    rows = -(-len(panels) // columns)
+    """Return a figure of panels in rows, each with its claim as title; their captions are below."""
+    rows, width = -(-len(panels) // columns), 4.6 * min(columns, len(panels))
     tallest = [max(panel.height for panel in panels[row * columns : (row + 1) * columns]) for row in range(rows)]
-    fig = figure(4.6 * min(columns, len(panels)), sum(tallest) + 0.4 * rows)
+    below = _wrapped("\n".join(panel.caption for panel in panels if panel.caption), 15 * width)
+    fig = figure(width, sum(tallest) + 0.4 * rows + 0.15 * (below.count("\n") + 1))
+    fig.supxlabel(below, x=0.01, ha="left", fontsize=8, color=INK)
     grid = fig.subplots(rows, min(columns, len(panels)), squeeze=False, height_ratios=tallest)
     for axes, panel in zip(grid.flat, panels, strict=False):
         panel.draw(axes)

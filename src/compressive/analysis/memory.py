@@ -130,8 +130,8 @@ class MemoryUse:
             claim = f"From empty, the loss is within {NEAR} bits of full memory after {(far or [0])[-1]:,} tokens"
         caption = (
             f"Loss as memories fill, minus the loss of the same text with full memories; {self.starts} starts. "
-            "Error bars, ±: standard error over starts. Shaded: how far one layer reaches; older text arrives through "
-            "the layers below. "
+            "Error bars, ±: standard error over starts; one that reaches 0 ends at the lowest value shown. Shaded: how "
+            "far one layer reaches; older text arrives through the layers below. "
         )
         if hidden := [row for row in self.since_empty if row.excess.mean <= LEAST]:
             listed = ", ".join(f"{row.excess} at {row.first:,} to {row.last:,}" for row in hidden)
