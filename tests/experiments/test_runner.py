@@ -121,7 +121,7 @@ def test_corpora_that_are_not_there_are_named_with_their_command(tmp_path, monke
 
 
 def test_wrong_options_are_refused():
-    for wrong, said in (({"jobs": 0}, "jobs=0"), ({"minutes": 0.0}, "minutes=0"), ({"seeds": (1, 1)}, "seeds=")):
+    for wrong, said in (({"jobs": -1}, "jobs=-1"), ({"minutes": 0.0}, "minutes=0"), ({"seeds": (1, 1)}, "seeds=")):
         with pytest.raises(ValueError, match=said):
             runner.Options("tiny", **wrong)
     with pytest.raises(ValueError, match="choose one of enwik8"):
@@ -172,6 +172,13 @@ def test_runs_are_trained_once_shared_and_written(home, capsys, monkeypatch):
     assert runner.run([load(AGAIN)], options, "") == runner.FINISHED
     assert "4 of 4 runs are measured already" in capsys.readouterr().err
     assert read(home, "again")["complete"] is True
+
+    # Without jobs the tables are those of what there is, also where there is no corpus.
+    shutil.rmtree(home / "data")
+    options = runner.Options("tiny", jobs=0, seeds=(0, 1, 2))
+    assert runner.run([load(AGAIN)], options, "") == runner.TO_BE_CONTINUED
+    assert "2 runs are left" in capsys.readouterr().err
+    assert read(home, "again")["complete"] is False
 
 
 @pytest.mark.slow
@@ -233,6 +240,6 @@ def test_the_command_lists_experiments_and_their_runs(tmp_path, monkeypatch, cap
     listed = capsys.readouterr().out
     assert listed.count("not begun") == 3
     assert "compressive-seed4" in listed
-    assert main(["experiment", "enwik8", "--jobs", "0"]) == 2
-    assert "jobs=0: expected at least 1" in capsys.readouterr().err
+    assert main(["experiment", "enwik8", "--jobs", "-1"]) == 2
+    assert "jobs=-1: expected at least 1" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -39,7 +39,7 @@ class Run:
     data_dir: Path = Path("data")
     """Folder of prepared corpora."""
     jobs: int = 1
-    """Models that are trained at once, on the same device."""
+    """Models that are trained at once, on the same device; 0: train nothing, write the tables of what was measured."""
     minutes: float | None = None
     """Stop after so many minutes: runs save their state, and the same command goes on. The exit code is then 75."""
     device: str = "auto"

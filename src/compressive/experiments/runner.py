@@ -53,8 +53,8 @@ class Options:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}: expected at least 1")
+        if self.jobs < 0:
+            raise ValueError(f"jobs={self.jobs}: expected at least 1, or 0 to train nothing")
         if self.minutes is not None and self.minutes <= 0:
             raise ValueError(f"minutes={self.minutes:g}: expected more than 0; leave it out to run to the end")
         if any(seed < 0 for seed in self.seeds) or len(set(self.seeds)) < len(self.seeds):
@@ -159,16 +159,20 @@ def work(words: dict[str, Any]) -> int:
 def run(experiments: Sequence[Experiment], options: Options, command: str) -> int:
     """Train and measure what is missing, then write the results of every experiment; returns an exit code.
 
-    Stops after `options.minutes`, or at SIGINT or SIGTERM: runs save their state, and the same command goes on.
+    Stops after `options.minutes`, or at SIGINT or SIGTERM: runs save their state, and the same command goes on. With no
+    jobs, only what was measured before is written, which needs no corpus and no weights.
     """
     deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
-    for experiment in experiments:
-        experiment.prepare(options.scale, options.data_dir)
     planned = tasks(experiments, options)
     todo = [task for task in planned if task.due]
     if len(todo) < len(planned):
         note(f"{len(planned) - len(todo)} of {len(planned)} runs are measured already")
-    failed = _run_all(todo, options, deadline)
+    if todo and options.jobs:
+        for experiment in experiments:
+            experiment.prepare(options.scale, options.data_dir)
+        failed = _run_all(todo, options, deadline)
+    else:
+        failed = []
     for experiment in experiments:
         write(experiment, options, command)
     left = [task for task in planned if task.due and task not in failed]
