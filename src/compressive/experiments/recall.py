@@ -273,9 +273,10 @@ class Recall(Experiment):
             shown = {name: found[name] for name in names if name in found}
             for name, row in shown.items():
                 _curve(axes, row, COLOURS[name], 4.5 if name == "txl" else 2)  # others may lie on top of it
-            axes.axhline(CHANCE, color=INK, linewidth=0.8, linestyle="--")
+            last = max((row.values("curve")[0][-1]["last"] for row in shown.values()), default=1)
+            axes.hlines(CHANCE, 0, last, color=INK, linewidth=0.8, linestyle="--")
             tidy(axes, title, "bytes from pair to question", "share of right answers" if axes is places[0] else "")
-            axes.set_xlim(0, 1 + max((row.values("curve")[0][-1]["last"] for row in shown.values()), default=1))
+            axes.set_xlim(0, last + 1)
             axes.set_ylim(0, TOP)
             axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
             _formulas(axes, shown)
