@@ -27,7 +27,7 @@ from compressive.config.model import transformer
 from compressive.data.tokenizer import Tokens
 from compressive.evaluation.score import score
 from compressive.model.language_model import CompressiveLM
-from compressive.runs.run import Run
+from compressive.runs.run import ORIGIN, Run
 from compressive.runs.trained import Trained
 
 FORMS: tuple[Literal["zeros"], Literal["masked"]] = "zeros", "masked"
@@ -36,6 +36,7 @@ FORMS: tuple[Literal["zeros"], Literal["masked"]] = "zeros", "masked"
 def main() -> None:
     """Train, measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--also", type=Path, nargs="*", default=[], metavar="RUN", help="other runs to measure")
     parser.add_argument("--preset", default="quickstart", help="(default: %(default)s)")
     parser.add_argument("--source", type=Path, default=Path("runs/quickstart"), help="(default: %(default)s)")
     parser.add_argument("--probabilities", type=float, nargs="+", default=[0, 0.02, 0.1], help="(default: 0 0.02 0.1)")
@@ -50,15 +51,16 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     control: dict[str, Floats] = {}
-    for probability in [None, *options.probabilities]:
-        run = options.source if probability is None else options.out / f"reset-{probability:g}"
-        if probability is not None and not (run / "checkpoints").exists():
+    tuned = {probability: options.out / f"reset-{probability:g}" for probability in options.probabilities}
+    for probability, run in tuned.items():
+        if not (run / "checkpoints").exists():
             train(run, probability, options)
+    for run in [options.source, *tuned.values(), *options.also]:
         row, found = measure(run, options)
-        control = found if probability == 0 else control
+        control = found if run == tuned.get(0) else control
         row["first_window"] = {empty: ranges(bits, control.get(empty)) for empty, bits in found.items()}
-        rows.append({"name": "source" if probability is None else "fine-tuned", "reset_probability": probability} | row)
-        show(rows[-1])
+        rows.append(row)
+        show(row)
     if options.results:
         what, command = "bits since an empty memory, with and without resets", " ".join(["python", *sys.argv])
         about = {name: getattr(options, name) for name in ("preset", "steps", "rate", "tokens", "starts", "streams")}
@@ -87,6 +89,10 @@ def measure(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Any], 
     own = models[transformer(run.config.model).empty_memory]
     used = measure_memory(own, corpus.split("valid"), tokens=options.tokens)
     row = {
+        "run": folder.name,
+        "fine_tuned": (folder / ORIGIN).exists(),
+        "reset_probability": run.config.train.reset_probability,
+        "training_steps": trained.step,
         "test_bits": float(score(own, corpus.split("test"), streams=options.streams).mean()) / math.log(2),
         "full_memory_bits": used.conditions["everything"].mean,
         "compressed_memory_worth": None if used.compressed_worth is None else used.compressed_worth.mean,
@@ -112,13 +118,14 @@ def ranges(bits: Floats, control: Floats | None) -> list[dict[str, float]]:
         found.append({"first": first + 1, "last": last, "bits": float(bits[:, first:last].mean())})
         if control is not None:
             below = (control - bits)[:, first:last].mean(axis=1)
-            found[-1] |= {"below_control": below.mean(), "error": below.std(ddof=1) / math.sqrt(len(below))}
+            found[-1] |= {"below_control": float(below.mean())}
+            found[-1] |= {"error": float(below.std(ddof=1)) / math.sqrt(len(below))}
     return found
 
 
 def show(row: dict[str, Any]) -> None:
     """Print the figures of one run."""
-    print(f"{row['name']}, reset probability {row['reset_probability']}: test bits {row['test_bits']:.4f}")
+    print(f"{row['run']}, reset probability {row['reset_probability']}: test bits {row['test_bits']:.4f}")
     for empty, parts in row["first_window"].items():
         figures = [f"{part['last']}: {part['bits']:.3f} ({part.get('below_control', 0):.3f})" for part in parts]
         print(f"  {empty}, bits up to token (below the control): {', '.join(figures)}", flush=True)
