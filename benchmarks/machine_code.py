@@ -44,7 +44,8 @@ TYPES = {  # of arguments, by name; all others, sizes and strides, are i32
     "*fp32": (
         "lse_ptr", "delta_ptr", "usage_ptr", "dr_ptr", "du_ptr", "dv_bias_ptr", "losses_ptr", "d_losses_ptr", "x_ptr",
         "norm_weight_ptr", "norm_bias_ptr", "residual_ptr", "u_ptr", "v_bias_ptr", "v_far_ptr", "acc_ptr", "m_ptr",
-        "l_ptr", "mean_ptr", "rstd_ptr", "dz_ptr", "dweight_ptr", "dbias_ptr", "norms_ptr", "factors_ptr", "noise_ptr",
+        "l_ptr", "weights_ptr", "mean_ptr", "rstd_ptr", "dz_ptr", "dweight_ptr", "dbias_ptr", "norms_ptr",
+        "factors_ptr", "noise_ptr",
     ),
     "*i1": ("valid_ptr", "fully_visible_ptr", "old_valid_ptr", "new_valid_ptr", "good_ptr"),
     "*u8": ("hidden_ptr",),
@@ -113,8 +114,9 @@ def compile_kernel(
     unknown = [name for name in names if name.endswith(("_ptr", "_desc")) and name not in types]
     assert not unknown, (kernel, unknown)
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    multiples = [i for i, name in enumerate(names) if signature[name].startswith("*") or name in MULTIPLES_OF_16]
-    aligned = {(i,): [["tt.divisibility", 16]] for i in multiples}
+    multiples = {name for name, kind in signature.items() if kind.startswith("*")}
+    multiples |= {name for name in MULTIPLES_OF_16 if signature.get(name) == "i32"}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in multiples}
     values = {(names.index(name),): value for name, value in constants.items()}
     found = triton.compile(ASTSource(kernel, signature, values, aligned), target=HOPPER, options=launch)
     assert found.metadata.shared <= SHARED_MEMORY, (kernel, found.metadata.shared)
@@ -211,17 +213,21 @@ def steps(width: int, compiled: Callable[..., None]) -> None:
     """A decoding step of a model of 8 heads, with programmatic dependent launch."""
     pdl = {"PDL": True, "launch_pdl": True}
     split = pdl | {"num_warps": step.SPLIT_WARPS}
-    for separate in (False, True):
-        compiled(step._split_kernel, split, H=8, K=width, BLOCK_N=step.BLOCK_N, SEPARATE=separate)
-    compiled(step._combine_kernel, pdl, K=width, SPLITS=64)
+    sizes = {"K": width, "BLOCK_N": step.BLOCK_N}
+    no_weights: dict[str, Any] = {"weights_ptr": None}
+    for weights in (no_weights, {}):
+        for separate in (False, True):
+            compiled(step._split_kernel, split, H=8, SEPARATE=separate, **sizes, **weights)
+    compiled(step._combine_kernel, pdl, SPLITS=64, N=None, **sizes, **no_weights)
+    compiled(step._combine_kernel, pdl, SPLITS=64, **sizes)
     compiled(step._norm_kernel, pdl, EPS=1e-5, BLOCK_D=8 * width)
     tile = pdl | {"num_warps": step.LINEAR_WARPS, "num_stages": 1, "BLOCK_N": step.LINEAR_BLOCK_N}
     for block_m in (n for n in step.LINEAR_BLOCKS_M if n * 8 * width <= step.MAX_NORM_TILE):
-        sizes = {"BLOCK_M": block_m, "BLOCK_D": 8 * width, "EPS": 1e-5}
+        rows = {"BLOCK_M": block_m, "BLOCK_D": 8 * width, "EPS": 1e-5}
         no = dict.fromkeys(("NORM", "BIAS", "RELU", "RESIDUAL", "RESIDUAL_NORM"), False)
         for yes in ((), ("NORM", "BIAS", "RELU"), ("RESIDUAL",), ("BIAS", "RESIDUAL", "RESIDUAL_NORM")):
             block_k = 8 * width if "NORM" in yes else min(8 * width, step.LINEAR_BLOCK_K)
-            compiled(step._linear_kernel, tile, BLOCK_K=block_k, **sizes, **no | dict.fromkeys(yes, True))
+            compiled(step._linear_kernel, tile, BLOCK_K=block_k, **rows, **no | dict.fromkeys(yes, True))
     for vocabulary in (256, sampling.MAX_VOCAB):
         tile = {"BLOCK_V": vocabulary, "CHUNK": sampling.CHUNK, "num_warps": vocabulary // 32}
         compiled(sampling._choose_kernel, tile)

@@ -56,11 +56,14 @@ def test_kernels_agree_with_the_reference_step(kernels, name, dtype, tolerance, 
     r_far, v_far = (None if x is None else x.double() for x in far.values())
     positions = Positions(r.double(), v_bias.double(), r_far, v_far)
     exact = (q.double(), k.double(), v.double(), caches[0], caches[1])
-    want, _ = reference_step(*exact, u.double(), positions, now, C, C + M)
-    got = kernels.relative_attention_step(
-        q, k, v, keys, values, r, u, v_bias, now.position, now.hidden, **far, n_compressed=C, n_memory=C + M
-    )
+    want, weights = reference_step(*exact, u.double(), positions, now, C, C + M)
+    operands, sizes = (q, k, v, keys, values, r, u, v_bias, now.position, now.hidden), {"n_compressed": C} | far
+    got, none = kernels.relative_attention_step(*operands, **sizes, n_memory=C + M)
     torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance)
+    assert none is None
+    again, found = kernels.relative_attention_step(*operands, **sizes, n_memory=C + M, with_weights=True)
+    assert torch.equal(again, got)
+    torch.testing.assert_close(found.double(), weights, rtol=0, atol=tolerance)
     assert torch.equal(keys.double(), caches[0])  # both have written the new position, and nothing else
     assert torch.equal(values.double(), caches[1])
 
@@ -91,12 +94,19 @@ def test_linear_layers_with_norm_relu_and_residual(kernels, B, K, N, dtype, vari
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("positions", ["shared", "separate"])
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_model_steps_with_the_kernels_as_without(kernels, positions, norm):
-    config = tiny_config(
-        d_model=32, compressed_positions=positions, norm=norm, memory_size=(6, 3), compressed_size=(3, 2)
-    )
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {},
+        {"compressed_positions": "separate"},
+        {"norm": "pre"},
+        {"compressed_positions": "separate", "norm": "pre"},
+        {"compression": "most_used", "compression_loss": "none"},
+    ],
+    ids=["plain", "separate", "pre-norm", "both", "most used"],
+)
+def test_a_model_steps_with_the_kernels_as_without(kernels, variant):
+    config = tiny_config(d_model=32, memory_size=(6, 3), compressed_size=(3, 2), **variant)
     model, tokens = build(config, dtype=torch.float32).to(DEVICE), random_tokens(config, 2, 11).to(DEVICE)
 
     def logits(steps):
@@ -119,10 +129,7 @@ def test_what_the_kernels_cannot_do_is_left_to_torch():
     gpu = torch.device("cuda")
     assert step_kernels(tiny_config(d_model=32), gpu) == (True, True)
     assert step_kernels(tiny_config(d_model=32), torch.device("cpu")) == (False, False)
-    assert step_kernels(tiny_config(d_model=32, compression="most_used", compression_loss="none"), gpu) == (
-        False,
-        False,
-    )
+    assert step_kernels(tiny_config(d_model=32, compression="most_used", compression_loss="none"), gpu) == (True, True)
     assert step_kernels(tiny_config(d_model=24, n_heads=2), gpu) == (False, False)
     assert step_kernels(tiny_config(d_model=1024, n_heads=16), gpu) == (True, True)
     assert step_kernels(tiny_config(d_model=2048, n_heads=32), gpu) == (True, False)

@@ -81,12 +81,13 @@ class FastLayer:
 
         projected = linear_step(layer.normed(h), self.joined)
         q, k, v = projected.view(len(h), 3, attention.n_heads, -1).unbind(dim=1)
-        attended = relative_attention_step(
+        attended, weights = relative_attention_step(
             q, k, v, cache.key, cache.value, cache.near, attention.content_bias, attention.position_bias,
             now.position, now.hidden,
             r_far=cache.far, v_far=attention.far_position_bias if attention.separate else None,
-            n_compressed=layer.n_compressed, n_memory=layer.n_memory,
-        ).flatten(1)  # fmt: skip
+            n_compressed=layer.n_compressed, n_memory=layer.n_memory, with_weights=cache.received is not None,
+        )  # fmt: skip
+        attended, cache = attended.flatten(1), decoding.receive(layer, cache, weights)
         if self.finishes:
             return self._finish(h, attended), cache
         return layer.mlp_block(layer.add_attention(h, attention.output(attended))), cache
@@ -109,9 +110,8 @@ class FastLayer:
 
 def step_kernels(config: ModelConfig, device: torch.device) -> tuple[bool, bool]:
     """Whether kernels attend in a step on a device, and whether they also do what comes after attention."""
-    weights = config.compression == "most_used"
     case: dict[str, Any] = {"device": device.type, "sharded": False}
-    attends = choose("relative_attention_step", head_width=config.d_head, needs_weights=weights, **case)
+    attends = choose("relative_attention_step", head_width=config.d_head, **case)
     finishes = choose("linear_step", width=config.d_model, **case)
     return attends.form == "kernel", attends.form == finishes.form == "kernel"
 

@@ -110,11 +110,9 @@ def _linear_nll_rule(device: str, triton: bool) -> str | None:
     return None  # plain torch in chunks: never all logits at once, on any device
 
 
-def _step_rule(device: str, head_width: int, needs_weights: bool, sharded: bool, triton: bool) -> str | None:
+def _step_rule(device: str, head_width: int, sharded: bool, triton: bool) -> str | None:
     if head_width not in HEAD_WIDTHS:
         return f"heads are {head_width} wide, the kernel takes {', '.join(map(str, HEAD_WIDTHS))}"
-    if needs_weights:
-        return "most-used compression needs the attention weights, which the kernel does not return"
     return _no_gpu(device) or _no_triton(triton) or _sharded(sharded)
 
 
@@ -304,8 +302,7 @@ def explain(
             cases["add_norm"] = on | {"dtype": dtype, "weight_dtype": torch.float32, "width": config.d_model}
         cases["linear"] = on | {"autocast": precision == "bf16", "grad": True, "relu": False, "n_frozen": 0}
         if not agent:
-            weights = config.compression == "most_used"
-            cases["relative_attention_step"] = sharded | {"head_width": config.d_head, "needs_weights": weights}
+            cases["relative_attention_step"] = sharded | {"head_width": config.d_head}
             cases["linear_step"] = sharded | {"width": config.d_model}
     if not agent:
         if config.head == "softmax":

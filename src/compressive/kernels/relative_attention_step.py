@@ -73,13 +73,14 @@ def _wait_for_previous_kernel(PDL: tl.constexpr):
 @triton.jit
 def _split_kernel(
     q_ptr, k_new_ptr, v_new_ptr, k_ptr, v_ptr, r_ptr, r_far_ptr, u_ptr, v_bias_ptr, v_far_ptr, position_ptr, hidden_ptr,
-    acc_ptr, m_ptr, l_ptr, N, n_memory, n_compressed, stride_new_b, stride_hidden_b, scale,
+    acc_ptr, m_ptr, l_ptr, weights_ptr, N, n_memory, n_compressed, stride_new_b, stride_hidden_b, scale,
     H: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, SEPARATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Attend within one split of BLOCK_N slots, for one batch row and head.
 
     The split that contains the new position also writes its key and value into the caches. Writes acc (B*H, splits, K),
-    m and l (B*H, splits): sum of p times v, maximum score and sum of p. Grid: (B * H, splits).
+    m and l (B*H, splits): sum of p times v, maximum score and sum of p. Unless weights_ptr is None it also writes p
+    itself, (B*H, N). Grid: (B * H, splits).
     """
     bh, split, n_splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     batch, head = bh // H, bh % H
@@ -123,15 +124,18 @@ def _split_kernel(
     tl.store(acc_ptr + split_offset * K + offs_k, tl.sum(p[:, None] * v.to(tl.float32), axis=0))
     tl.store(m_ptr + split_offset, m)
     tl.store(l_ptr + split_offset, tl.sum(p, axis=0))
+    if weights_ptr is not None:
+        tl.store(weights_ptr + bh.to(tl.int64) * N + offs_n, p, mask=offs_n < N)
 
 
 @triton.jit
 def _combine_kernel(
-    acc_ptr, m_ptr, l_ptr, out_ptr, n_splits, K: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr
+    acc_ptr, m_ptr, l_ptr, out_ptr, n_splits, weights_ptr, N,
+    K: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of one batch row and head into out (B, H, K). SPLITS: n_splits, as a power of two.
 
-    Grid: (B * H,).
+    Unless weights_ptr is None, make attention weights of the p of each split, (B*H, N), in place. Grid: (B * H,).
     """
     _wait_for_previous_kernel(PDL)
     bh, offs_k, split = tl.program_id(0), tl.arange(0, K), tl.arange(0, SPLITS)
@@ -142,6 +146,11 @@ def _combine_kernel(
     acc = tl.load(acc_ptr + offs[:, None] * K + offs_k[None, :], mask=mask[:, None], other=0.0)
     out = tl.sum(alpha[:, None] * acc, axis=0) / l_total
     tl.store(out_ptr + bh * K + offs_k, out.to(out_ptr.dtype.element_ty))
+    if weights_ptr is not None:
+        offs_n = split[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        ptrs = weights_ptr + bh.to(tl.int64) * N + offs_n
+        p = tl.load(ptrs, mask=offs_n < N, other=0.0)
+        tl.store(ptrs, p * (alpha / l_total)[:, None], mask=offs_n < N)
 
 
 def relative_attention_step(
@@ -160,7 +169,8 @@ def relative_attention_step(
     v_far: Tensor | None = None,
     n_compressed: int = 0,
     n_memory: int,
-) -> Tensor:
+    with_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     """Write the new position's key and value into the caches and attend from it.
 
     Args:
@@ -178,9 +188,10 @@ def relative_attention_step(
         v_far: (H, K), the bias that goes with r_far.
         n_compressed: compressed slots, read only with r_far.
         n_memory: slots before the window, compressed and recent.
+        with_weights: also return the attention weights.
 
     Returns:
-        The attention output (B, H, K), in the type of q.
+        The attention output (B, H, K), in the type of q, and the attention weights (B, H, N), float32, or None.
 
     """
     assert (r_far is None) == (v_far is None)
@@ -195,15 +206,17 @@ def relative_attention_step(
     acc = q.new_empty(B * H, n_splits, K, dtype=torch.float32)
     m, l_sums = acc.new_empty(2, B * H, n_splits)
     out = torch.empty(B, H, K, dtype=q.dtype, device=q.device)
+    weights = acc.new_empty(B, H, N) if with_weights else None
     _split_kernel[(B * H, n_splits)](
         q, k, v, keys, values, r, r_far, u, v_bias, v_far, position, hidden.view(torch.uint8), acc, m, l_sums,
-        N, n_memory, n_compressed, q.stride(0), hidden.stride(0), 1 / math.sqrt(K),
+        weights, N, n_memory, n_compressed, q.stride(0), hidden.stride(0), 1 / math.sqrt(K),
         H=H, K=K, BLOCK_N=BLOCK_N, SEPARATE=separate, num_warps=SPLIT_WARPS, **_pdl_options(),
     )  # fmt: skip
     _combine_kernel[(B * H,)](
-        acc, m, l_sums, out, n_splits, K=K, SPLITS=triton.next_power_of_2(n_splits), **_pdl_options()
+        acc, m, l_sums, out, n_splits, weights, N if with_weights else None,
+        K=K, BLOCK_N=BLOCK_N, SPLITS=triton.next_power_of_2(n_splits), **_pdl_options(),
     )  # fmt: skip
-    return out
+    return out, weights
 
 
 # --- Linear layers and layer norms ----------------------------------------------------------------

@@ -269,10 +269,16 @@ def step_layer(
     )
     if observe is not None:
         observe(weights)
-    if cache.received is not None:
-        recent = weights.mean(dim=1)[:, layer.n_compressed : layer.n_memory]
-        cache = replace(cache, received=cache.received + recent)
+    cache = receive(layer, cache, weights)
     return layer.mlp_block(layer.add_attention(h, attention.output(attended.flatten(1)))), cache
+
+
+def receive(layer: "Layer", cache: LayerCache, weights: Tensor | None) -> LayerCache:
+    """Add a step's attention weights (B, H, N) to what recent slots have received, where compression asks for it."""
+    if cache.received is None or weights is None:
+        return cache
+    recent = weights.mean(dim=1)[:, layer.n_compressed : layer.n_memory]
+    return replace(cache, received=cache.received + recent)
 
 
 def end_window(
