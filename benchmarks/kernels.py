@@ -44,8 +44,8 @@ def main() -> None:
     subject = bench.ours(config, device)
     if options.generate:
         generate = torch.autocast(device.type, torch.bfloat16)(subject.sample)
-        whole = bench.kernel_times(lambda: generate(batch, 1 + TOKENS), 1, warm_up=1)
-        kernels = per_token(whole, bench.kernel_times(lambda: generate(batch, 1), 1))
+        whole = bench.kernel_times(lambda: generate(batch, 1 + TOKENS, lambda: None), 1, warm_up=1)
+        kernels = per_token(whole, bench.kernel_times(lambda: generate(batch, 1, lambda: None), 1))
     else:
         assert subject.step is not None
         kernels = bench.kernel_times(subject.step, options.steps, warm_up=8)

@@ -61,8 +61,9 @@ DESCRIPTOR_TYPES = {
     "q_desc": "bf16", "do_desc": "bf16", "kv_desc": "bf16", "dkv_desc": "bf16", "scores_desc": "fp16", "ds_desc": "bf16"
 }  # fmt: skip
 MULTIPLES_OF_16 = {
-    "T", "N", "L", "slot_begin", "slot_end", "n_old", "n_new", "stride_kv_b", "stride_kv_n", "stride_q_b", "stride_q_t",
-    "stride_old_b", "stride_old_n", "stride_new_b", "stride_new_n",
+    "T", "N", "L", "K", "D", "V", "slot_begin", "slot_end", "n_memory", "n_compressed", "n_old", "n_new",
+    "stride_kv_b", "stride_kv_n", "stride_q_b", "stride_q_t", "stride_old_b", "stride_old_n", "stride_new_b",
+    "stride_new_n", "stride_hidden_b",
 }  # fmt: skip
 """Sizes and strides that are multiples of 16 in every preset, which Triton compiles for."""
 WAITING = 8

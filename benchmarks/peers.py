@@ -199,8 +199,19 @@ def ctp(config: RunConfig, device: torch.device, lean: bool = False) -> Subject:
         loss: Tensor = F.cross_entropy(logits.transpose(1, 2), y) + compression_loss.sum()
         return loss
 
-    def sample(batch: int, length: int) -> None:
-        package.AutoregressiveWrapper(net).generate(x[:1].repeat(batch, prompt_windows(config)), length)
+    def sample(batch: int, length: int, after_token: Callable[[], object]) -> None:
+        calls = 0
+
+        def hook(
+            *_: Any,
+        ) -> None:  # its `generate` calls the model for each window of the prompt but the last, then per token
+            nonlocal calls
+            calls += 1
+            if calls >= prompt_windows(config):
+                after_token()
+
+        with net.register_forward_hook(hook):
+            package.AutoregressiveWrapper(net).generate(x[:1].repeat(batch, prompt_windows(config)), length)
 
     return Subject(forward, [list(net.parameters())], sample)
 
@@ -269,13 +280,14 @@ def labml(config: RunConfig, device: torch.device) -> Subject:
         return loss
 
     @torch.no_grad()
-    def sample(batch: int, length: int) -> None:
+    def sample(batch: int, length: int, after_token: Callable[[], object]) -> None:
         memory, tokens = model.initial_memory(batch), x[:, :1].repeat(1, batch)
         for i in range(prompt_windows(config) + length - 1):
             logits, read = model(tokens, *memory)
             memory = model.push(read, *memory)[1:]
             if i >= prompt_windows(config) - 1:
                 tokens = logits[-1:].argmax(-1)  # as in its example: greedy, one token per memory update
+                after_token()
 
     return Subject(forward, [list(model.parameters())], sample)
 

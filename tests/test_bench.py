@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 import re
 
 import pytest
@@ -85,17 +86,27 @@ def test_a_step_clips_each_group_apart_and_updates():
 
 
 def test_reading_the_prompt_is_not_counted_in_generation(clock):
-    def sample(batch, length):
-        clock.sleep(0.05 + 0.002 * length)
+    def sample(batch, length, after_token):
+        clock.sleep(0.05 * random.random())  # however long that takes
+        for _ in range(length):
+            clock.sleep(0.002)
+            after_token()
 
     assert bench.measure_generation(sample, 4, 20, CPU) == pytest.approx(4 / 0.002)
 
 
 def test_tokens_that_settle_are_not_counted_either(clock):
-    def sample(batch, length):
-        clock.sleep(0.1 * min(length, 9) + 0.002 * length)
+    def sample(batch, length, after_token):
+        for i in range(length):
+            clock.sleep(0.1 if i < 9 else 0.002)
+            after_token()
 
     assert bench.measure_generation(sample, 4, 20, CPU, settling=8) == pytest.approx(4 / 0.002)
+
+
+def test_a_sampler_that_samples_another_number_of_tokens_is_not_believed():
+    with pytest.raises(RuntimeError, match="0 tokens were sampled: expected 21"):
+        bench.measure_generation(lambda batch, length, after_token: None, 4, 20, CPU)
 
 
 def test_our_model_carries_its_memory_and_gives_both_losses():

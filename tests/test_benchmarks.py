@@ -70,6 +70,9 @@ def test_another_package_is_asked_for_the_same_sizes(peers, monkeypatch):
 
         def generate(self, start, length):
             sampled.append((tuple(start.shape), length))
+            *windows, last = start.split(16, dim=1)
+            for window in [*windows, *[last] * length]:
+                self.net(window, memories=())
 
     def make(**sizes):
         made.append(Net(**sizes))
@@ -89,8 +92,9 @@ def test_another_package_is_asked_for_the_same_sizes(peers, monkeypatch):
         assert net.ff_layers[0].fn.fn.w1.out_features == 48
         assert net.to_kv.weight.requires_grad == lean  # frozen by its first compression, as shipped
         assert bool(net.extras) == lean
-        subject.sample(3, 5)
-        assert sampled.pop() == ((3, 4 * 16), 5)
+        subject.sample(3, 5, lambda: sampled.append("token"))
+        assert sampled == [((3, 4 * 16), 5), *["token"] * 5]  # none for the windows of the prompt
+        sampled.clear()
 
 
 def test_the_plain_model_reads_memory_and_no_future(peers):

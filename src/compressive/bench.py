@@ -72,8 +72,9 @@ class Subject:
     """Read the next window of every stream, memory carried; return the loss to be minimised."""
     groups: Sequence[list[nn.Parameter]]
     """Parameters, in groups that are clipped together."""
-    sample: Callable[[int, int], object] | None = None
-    """Read a prompt that fills the memories, then sample tokens: called with the batch size and the length."""
+    sample: Callable[[int, int, Callable[[], object]], object] | None = None
+    """Read a prompt that fills the memories, then sample tokens: called with the batch size, the length and what to
+    call after each token."""
     update: Callable[[], object] | None = None
     """Clip and update, if not by torch's functions."""
     step: Callable[[], object] | None = None
@@ -135,10 +136,10 @@ def ours(config: RunConfig, device: torch.device) -> Subject:
     def step() -> object:
         return step_fn(Windows(x[None], y[None], None), 0)
 
-    def sample(batch: int, length: int) -> None:
+    def sample(batch: int, length: int, after_token: Callable[[], object]) -> None:
         with evaluating(model):  # once, or every token would switch the model's mode
             for _ in generate(model, prompt, length, samples=batch):
-                pass
+                after_token()
 
     return Subject(forward, step_fn.groups, sample, update, step)
 
@@ -236,21 +237,36 @@ def measure_steps(step: Callable[[], object], device: torch.device, steps: int) 
 
 
 def measure_generation(
-    sample: Callable[[int, int], object], batch: int, length: int, device: torch.device, settling: int = 0
+    sample: Callable[[int, int, Callable[[], object]], object],
+    batch: int,
+    length: int,
+    device: torch.device,
+    settling: int = 0,
 ) -> float:
-    """Tokens per second, all texts together; the prompt, the first token and `settling` more are not counted."""
+    """Tokens per second of `length` tokens in a row, all texts together: the median over some calls.
 
-    def seconds(count: int) -> float:
-        began = time.perf_counter()
-        sample(batch, count)
+    The clock starts after the prompt, the first token and `settling` more: to subtract the time of a shorter call would
+    put the noise of reading the prompt into the figure.
+    """
+
+    def seconds() -> float:
+        count, began = 0, 0.0
+
+        def after_token() -> None:
+            nonlocal count, began
+            count += 1
+            if count == 1 + settling:
+                synchronise(device)
+                began = time.perf_counter()
+
+        sample(batch, 1 + settling + length, after_token)
         synchronise(device)
+        if count != 1 + settling + length:
+            raise RuntimeError(f"{count} tokens were sampled: expected {1 + settling + length}")
         return time.perf_counter() - began
 
-    seconds(2)
-    first = 1 + settling
-    times = [(seconds(first), seconds(first + length)) for _ in range(REPEATS)]
-    before, whole = (statistics.median(column) for column in zip(*times, strict=True))
-    return float(batch * length / (whole - before))
+    sample(batch, 2, lambda: None)
+    return batch * length / statistics.median(seconds() for _ in range(REPEATS))
 
 
 def median_seconds(act: Callable[[], object], device: torch.device, repeats: int) -> float:
