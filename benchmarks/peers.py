@@ -24,13 +24,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.utils import clip_grad_norm_
 
 from compressive import bench
 from compressive.bench import Row, Subject, prompt_windows, random_tokens
 from compressive.config import ModelConfig, Precision, RunConfig, TrainConfig
 from compressive.console import note
-from compressive.runtime import pick_device
+from compressive.inference.fast_decoder import cuda_graph
+from compressive.runtime import autocast, pick_device
 
 SIZES = {
     "tiny": (
@@ -293,9 +294,9 @@ def labml(config: RunConfig, device: torch.device) -> Subject:
 
 
 class Plain(nn.Module):
-    """torch's own attention over as many slots, without relative positions and without compression.
+    """torch's flash attention over as many slots, without relative positions and without compression: a bound.
 
-    Meant as an upper bound, but not tuned: other scripts have measured higher speeds for the same model (docs/log.md).
+    As in our model, activations between layers and memory are in bf16 under autocast.
     """
 
     def __init__(self, c: ModelConfig) -> None:
@@ -313,9 +314,9 @@ class Plain(nn.Module):
             for _ in range(c.n_layers)
         )  # fmt: skip
 
-    def forward(self, tokens: Tensor, memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Return logits (B, T, vocab) and the memories, advanced by one window."""
-        x, after = self.embedding(tokens), []
+    def forward(self, tokens: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (B, T, vocab) and the memories (layers, B, slots, D), advanced by one window."""
+        x, after = self.embedding(tokens).to(memory.dtype), []
         for layer, past in zip(self.layers, memory, strict=True):
             assert isinstance(layer, nn.ModuleDict)
             seen = torch.cat([past, x], dim=1)
@@ -324,10 +325,21 @@ class Plain(nn.Module):
                 part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for part in (layer["q"](x), *layer["kv"](seen).chunk(2, dim=-1))
             )
-            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(q.shape[-2], k.shape[-2]))
-            x = layer["norm"](x + layer["o"](heads.transpose(1, 2).flatten(2)))
-            x = layer["mlp_norm"](x + layer["mlp"](x))
-        return self.output(x), after
+            x = layer["norm"](x + layer["o"](attend(q, k, v).transpose(1, 2).flatten(2))).to(memory.dtype)
+            x = layer["mlp_norm"](x + layer["mlp"](x)).to(memory.dtype)
+        return self.output(x), torch.stack(after)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of the last T of N slots, (B, H, T, K): on a GPU in half precision by the flash kernel itself.
+
+    Its causal mask is aligned to the last slot, which `scaled_dot_product_attention` offers only through a bias object.
+    """
+    if q.is_cuda and q.dtype != torch.float32:
+        out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+        return out
+    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(k.shape[-2] - q.shape[-2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 def plain(config: RunConfig, device: torch.device) -> Subject:
@@ -335,14 +347,58 @@ def plain(config: RunConfig, device: torch.device) -> Subject:
     model = Plain(model_of(config))
     window = torch.compile(model) if config.train.compile else model
     x, y = random_tokens(config, device), random_tokens(config, device)
-    memory = [torch.zeros(config.train.batch, model.slots, model.width)] * len(model.layers)
+    dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
+    memory = torch.zeros(len(model.layers), config.train.batch, model.slots, model.width, dtype=dtype)
+
+    def read(memory: Tensor) -> tuple[Tensor, Tensor]:
+        logits, after = window(x, memory)
+        return F.cross_entropy(logits.flatten(0, 1), y.flatten()), after
 
     def forward() -> Tensor:
         nonlocal memory
-        logits, memory = window(x, memory)
-        return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        loss, memory = read(memory)
+        return loss
 
-    return Subject(forward, [list(model.parameters())])
+    parameters = list(model.parameters())
+    step = whole_step(read, memory.clone(), parameters, config.train.precision, device)
+    return Subject(forward, [parameters], step=step)
+
+
+def whole_step(
+    read: Callable[[Tensor], tuple[Tensor, Tensor]],
+    memory: Tensor,
+    parameters: list[nn.Parameter],
+    precision: Precision,
+    device: torch.device,
+) -> Callable[[], object]:
+    """Return a step of forward, backward, clipping and Adam: on a GPU a CUDA graph, as our own step is.
+
+    `read` reads a window after a memory and returns the loss and the next memory, which is kept in place.
+    """
+    on_gpu = device.type == "cuda"
+    optimiser = torch.optim.Adam(parameters, lr=1e-5, fused=True, capturable=on_gpu)
+    called = 0
+    replay: Callable[[], object] | None = None
+
+    def act() -> None:
+        with autocast(device, precision):
+            loss, after = read(memory)
+        loss.backward()
+        memory.copy_(after)  # after the backward pass, which may read it again
+        clip_grad_norm_(parameters, 0.1)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    def step() -> None:
+        nonlocal called, replay
+        called += 1
+        if not on_gpu or called < bench.WARM_UP:
+            act()
+            return
+        replay = replay or cuda_graph(act)
+        replay()
+
+    return step
 
 
 ROWS: dict[str, Callable[[RunConfig, torch.device], Subject]] = {

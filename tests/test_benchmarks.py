@@ -101,14 +101,41 @@ def test_the_plain_model_reads_memory_and_no_future(peers):
     torch.manual_seed(0)
     model = peers.Plain(MODEL)
     x = torch.randint(256, (2, 16))
-    memory = [torch.randn(2, 24, 32) for _ in range(2)]
+    memory = torch.randn(2, 2, 24, 32)
     logits, after = model(x, memory)
-    assert [tuple(part.shape) for part in after] == [(2, 24, 32)] * 2
+    assert after.shape == memory.shape
     torch.testing.assert_close(after[0][:, :8], memory[0][:, 16:])
     changed = torch.cat([x[:, :-1], (x[:, -1:] + 1) % 256], dim=1)
     torch.testing.assert_close(model(changed, memory)[0][:, :-1], logits[:, :-1])
-    assert not torch.allclose(model(x, [part + 1 for part in memory])[0], logits)
-    peers.plain(CONFIG, CPU).forward().backward()
+    assert not torch.allclose(model(x, memory + 1)[0], logits)
+
+
+def test_a_whole_step_of_the_plain_model_is_that_of_its_parts(peers):
+    found = []
+    for whole in (True, False):
+        torch.manual_seed(0)
+        subject = peers.plain(CONFIG, CPU)
+        parameters, losses = subject.groups[0], []
+        optimiser = torch.optim.Adam(parameters, lr=1e-5, fused=True)
+        for _ in range(3):
+            if whole:
+                subject.step()
+                continue
+            losses.append(subject.forward())
+            losses[-1].backward()
+            nn.utils.clip_grad_norm_(parameters, 0.1)
+            optimiser.step()
+            optimiser.zero_grad()
+        found.append([parameter.detach() for parameter in parameters])
+    torch.testing.assert_close(*found)
+    assert losses[0] > losses[2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="flash attention needs a GPU")
+def test_flash_attention_sees_the_window_up_to_itself_and_all_memory(peers):
+    q, k, v = (torch.randn(2, 3, n, 64, device="cuda") for n in (32, 80, 80))
+    exact = peers.attend(q, k, v)
+    torch.testing.assert_close(peers.attend(q.bfloat16(), k.bfloat16(), v.bfloat16()).float(), exact, rtol=0, atol=3e-2)
 
 
 def test_rounds_become_medians_and_an_error_stays_one(peers):
