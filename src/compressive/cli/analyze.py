@@ -41,7 +41,7 @@ class Analyze:
     """Approximate number of tokens to measure on, once memories are full; 200,000, for the report 50,000."""
     streams: int = 16
     """Streams to cut the text into, read in one batch; fewer if the text is short."""
-    test_tokens: int = 500_000
+    test_tokens: int = 250_000
     """Tokens of the test split that the report scores; 0 for all. An evaluation of the whole split is used instead."""
     episodes: int = 128
     """Episodes that the report of an agent evaluates."""

@@ -39,7 +39,7 @@ class Request:
     tokens: int = 50_000
     """Tokens that each analysis of text measures on, about."""
     streams: int = 16
-    test_tokens: int | None = 500_000
+    test_tokens: int | None = 250_000
     """Tokens, or audio samples, of the test split that are scored; None for all."""
     xz: bool = True
     """Whether to compare with xz, which reads all of the training text once."""
