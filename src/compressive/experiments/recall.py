@@ -40,6 +40,12 @@ KEYS, VALUES = 16, 8
 QUESTION, ANSWER, PAIR = 64, 80, 128
 CHANCE = 1 / VALUES
 RATES = (1, 2, 4, 8)
+PANELS = (
+    ("txl", *(f"rate{rate}" for rate in RATES)),
+    (f"rate{max(RATES)}", "most-used", "max", "mean", "autoencoding"),
+    ("txl", "txl-2-layers"),
+)
+"""Rows that are compared, with the first of them: rates, ways to compress at the highest rate, layers."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -246,22 +252,24 @@ class Recall(Experiment):
         return markdown(heading, lines)
 
     def verdicts(self, rows: Sequence[Measured]) -> Sequence[str]:
-        """Compare the measured reach of every row with that of the first, TransformerXL."""
-        first, *others = rows
-        return [
-            Comparison.of(row.values("reach"), first.values("reach")).sentence(
-                row.row.title, first.row.title, "bytes of reach", 1
-            )
-            for row in others
-        ]
+        """Compare the measured reach of every row with that of the first row of its panel, by the panel's spread."""
+        found, sentences = _by_name(rows), []
+        for names in PANELS:
+            first, *others = (found[name] for name in names)
+            reaches = [row.values("reach") for row in (first, *others)]
+            sentences += [
+                Comparison.of(row.values("reach"), *reaches).sentence(
+                    row.row.title, first.row.title, "bytes of reach", 1
+                )
+                for row in others
+            ]
+        return sentences
 
     def plot(self, rows: Sequence[Measured], to: Path) -> None:
         """Plot accuracy over distance: the rates, the ways to compress at the highest rate, and one and two layers."""
-        found = {row.row.name.removeprefix("recall-"): row for row in rows if row.runs}
+        found = {name: row for name, row in _by_name(rows).items() if row.runs}
         fig = figure(14, 4.4)
-        rates = ("txl", *(f"rate{rate}" for rate in RATES))
-        compressors = (rates[-1], "most-used", "max", "mean", "autoencoding")
-        layers = ("txl", "txl-2-layers")
+        rates, compressors, layers = PANELS
         txl, highest = _reach(found, "txl"), _reach(found, rates[-1])
         titles = (
             f"TransformerXL reaches {txl} bytes, rate {max(RATES)} {highest}",
@@ -269,7 +277,7 @@ class Recall(Experiment):
             f"One layer reaches {txl} bytes,\ntwo reach {_reach(found, layers[-1])}",
         )
         places = fig.subplots(1, len(titles), sharey=True, width_ratios=(1.35, 1.2, 1))
-        for axes, title, names in zip(places, titles, (rates, compressors, layers), strict=True):
+        for axes, title, names in zip(places, titles, PANELS, strict=True):
             shown = {name: found[name] for name in names if name in found}
             for name, row in shown.items():
                 _curve(axes, row, COLOURS[name], 4.5 if name == "txl" else 2)  # others may lie on top of it
@@ -307,6 +315,10 @@ def _base(scale: Scale) -> RunConfig:
         update_every=1, eval_every=0, sample_every=0,
     )  # fmt: skip
     return RunConfig(model, DataConfig(f"recall-{scale}"), train)
+
+
+def _by_name(rows: Sequence[Measured]) -> dict[str, Measured]:
+    return {row.row.name.removeprefix("recall-"): row for row in rows}
 
 
 def _accuracy(found: Measured, place: str) -> str:
