@@ -25,7 +25,13 @@ class Tiny(Experiment):
         if scale == "small":
             return [Row("long", "long", tiny_run_config(Path("data"), steps=100_000, log_every=1, eval_every=0))]
         steps = int(os.environ.get("TINY_STEPS", "6"))
-        quick = {"steps": steps, "eval_every": 0, "log_every": 1, "warmup_steps": 1, "decay_steps": steps}
+        quick: dict[str, Any] = {
+            "steps": steps,
+            "eval_every": 0,
+            "log_every": 1,
+            "warmup_steps": 1,
+            "decay_steps": steps,
+        }
         return [
             Row("with", "with", tiny_run_config(Path("data"), **quick)),
             Row("without", "without", tiny_run_config(Path("data"), {"compressed_size": 0}, **quick)),

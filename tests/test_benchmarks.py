@@ -62,7 +62,8 @@ class Net(nn.Module):
 
 
 def test_another_package_is_asked_for_the_same_sizes(peers, monkeypatch):
-    made, sampled = [], []
+    made: list[Any] = []
+    sampled: list[Any] = []
 
     class Wrapper:
         def __init__(self, net):

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages from outside docs/, and their names on the site."""
-_LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
+_LINK = re.compile(r"""(\]\(|<img src=")([^)#\s"]+)(#[^)\s"]*)?([)"])""")
 _ADDRESS = re.compile(r"^[a-z]+:")
 
 

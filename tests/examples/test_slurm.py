@@ -53,7 +53,7 @@ def test_a_job_that_is_stopped_is_queued_again_and_goes_on(tmp_path):
         " --model.compressed-size 8 --train.batch 2 --train.eval-every 0 --train.sample-every 0 --train.log-every 5"
     )
     small += " --train.steps 300"
-    words = ["bash", SCRIPT, "quickstart", "--data.corpus", "tiny", "--out", "run", *small.split()]
+    words = ["bash", str(SCRIPT), "quickstart", "--data.corpus", "tiny", "--out", "run", *small.split()]
     metrics = tmp_path / "run" / "metrics.jsonl"
 
     with (tmp_path / "first.log").open("w") as log:

@@ -14,7 +14,7 @@ from warm_python import interpreter
 
 from compressive.cli import main
 from compressive.experiments import EXPERIMENTS, load, runner
-from compressive.experiments.experiment import SCALES, Comparison, cost, figure_of, markdown, prepare_corpus
+from compressive.experiments.experiment import SCALES, Comparison, Measured, cost, figure_of, markdown, prepare_corpus
 from compressive.runs import checkpoint
 
 TINY, AGAIN = "experiment_helpers:Tiny", "experiment_helpers:Again"
@@ -97,7 +97,7 @@ def test_every_experiment_is_defined_at_every_scale(name, scale, tmp_path):
         assert len(found.seeds[scale]) >= 2
         assert len({task.row.config.train.steps for task in planned}) == 1
         assert len({cost(task.row.config, scale).tokens for task in planned}) == 1
-    assert found.verdicts([runner.Measured(row, {}) for row in found.rows(scale)])
+    assert found.verdicts([Measured(row, {}) for row in found.rows(scale)])
 
 
 def test_small_fits_into_slices_of_an_hour_in_all(tmp_path):

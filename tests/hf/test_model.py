@@ -149,7 +149,7 @@ def test_copies_of_the_model_are_whole_and_replicas_are_refused():
     other = copy.deepcopy(model)
     assert other.lm.trunk is other.trunk
     with torch.no_grad():
-        other.embedding.bias.zero_()
+        other.get_parameter("embedding.bias").zero_()
     tokens = torch.tensor([[1, 2, 3]])
     assert not torch.equal(other(tokens, use_cache=True).logits, model(tokens, use_cache=True).logits)
     torch.testing.assert_close(other(tokens, use_cache=True).logits, other(tokens).logits)

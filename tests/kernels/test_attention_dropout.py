@@ -138,7 +138,7 @@ def test_a_model_drops_in_training_only_and_a_layer_that_is_computed_again_has_t
     def gradients(recomputed):
         torch.manual_seed(1)
         total = checkpoint(loss, memory, use_reentrant=False) if recomputed else loss(memory)
-        return torch.autograd.grad(total, model.trunk.layers[0].attention.parameters())
+        return torch.autograd.grad(total, list(model.trunk.layers[0].attention.parameters()))
 
     with dispatch.using("fused"):
         with torch.no_grad():

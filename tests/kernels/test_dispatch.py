@@ -199,11 +199,12 @@ def test_a_window_shorter_than_the_configured_one_has_the_same_kernels(monkeypat
 
     lengths = []
     attend = relative_attention.relative_attention
-    monkeypatch.setattr(
-        relative_attention,
-        "relative_attention",
-        lambda q, *rest, **more: lengths.append(q.shape[2]) or attend(q, *rest, **more),
-    )
+
+    def attend_and_note(q, *rest, **more):
+        lengths.append(q.shape[2])
+        return attend(q, *rest, **more)
+
+    monkeypatch.setattr(relative_attention, "relative_attention", attend_and_note)
     config = tiny_config(d_model=16, n_heads=1, n_layers=1)
     model = build(config).float()
     tokens = random_tokens(config, 2, 4)

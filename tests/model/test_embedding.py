@@ -49,6 +49,7 @@ def test_embedding_looks_tokens_up():
 
 def test_the_first_band_may_be_projected_at_both_ends():
     plain, projected = build(ADAPTIVE).embedding, build(PROJECTED).embedding
+    assert isinstance(plain, AdaptiveEmbedding)
     assert isinstance(projected, AdaptiveEmbedding)
     assert projected.first_input is not None
     assert projected.first_output is not None

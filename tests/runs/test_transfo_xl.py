@@ -224,7 +224,7 @@ def test_tied_tensors_may_be_left_out(tmp_path):
 def test_the_commands_take_the_release(tmp_path):
     source = folder(tmp_path / "published", CONFIG | {"same_length": True}, tensors(CONFIG))
     release = tmp_path / "release"
-    made = command("convert", source, "--out", release, "--window", "4", "--corpus", "tiny")
+    made = command("convert", str(source), "--out", str(release), "--window", "4", "--corpus", "tiny")
     assert made.returncode == 0
     assert "every token sees 11 positions" in made.stderr
     assert "12 to 15" in made.stderr
