@@ -107,3 +107,9 @@ def test_hints_name_the_install_that_the_readme_teaches(home, monkeypatch, capsy
     monkeypatch.delitem(sys.modules, "compressive.rl.ray_actors", raising=False)
     with pytest.raises(ValueError, match=r"train\.actors above 0: needs Ray; pip install -e '\.\[ray\]' \("):
         importlib.import_module("compressive.rl.ray_actors")
+
+
+@pytest.mark.parametrize("flag", ["--task.observation vector", "--train.stagger", "--agent.outcome-steps 4"])
+def test_what_is_for_the_rooms_is_refused_elsewhere(home, capsys, flag):
+    assert main(["rl", "train", "rooms-tiny", "--task.name", "CartPole-v1", *flag.split()]) == 2
+    assert "with task.name='CartPole-v1': expected the rooms; leave it out" in capsys.readouterr().err

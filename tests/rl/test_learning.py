@@ -97,10 +97,10 @@ def test_it_learns_which_action_pays(core):
 
 def test_statistics_of_updates_are_averaged_and_finite_if_all_are():
     first, second = (
-        UpdateStats(*torch.arange(11.0).add(shift).unbind())._replace(finite=torch.ones(())) for shift in (0, 2)
+        UpdateStats(*torch.arange(12.0).add(shift).unbind())._replace(finite=torch.ones(())) for shift in (0, 2)
     )
     found = mean_stats([first, second])
-    assert [value.item() for value in found] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1]
+    assert [value.item() for value in found] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1]
     assert mean_stats([first, second._replace(finite=torch.zeros(()))]).finite == 0
 
 
@@ -150,6 +150,8 @@ def test_foresight_is_the_correlation_of_values_with_outcomes():
     choice[0, 3], choice[2, 5], choice[3, 1] = 1, -1, 1
     made = choice != 0
     want = torch.corrcoef(torch.stack([values[made], choice[made]]))[0, 1]
-    torch.testing.assert_close(correlation(values, choice), want)
-    assert correlation(values, choice.abs()) == 0
-    assert correlation(values, choice * 0) == 0
+    found, count = correlation(values, choice)
+    torch.testing.assert_close(found, want)
+    assert count == 3
+    assert correlation(values, choice.abs()) == (0, 0)
+    assert correlation(values, choice * 0) == (0, 0)

@@ -183,6 +183,12 @@ class AgentRun:
                 f"compression={self.model.compression!r} with compression_loss='none': nothing would train the "
                 "compressor; give it a loss (attention, autoencoding)"
             )
+        if self.task.name != "rooms":
+            for table, name in (("task", "observation"), ("train", "stagger"), ("agent", "outcome_steps")):
+                section = getattr(self, table)
+                if getattr(section, name) != getattr(type(section), name):
+                    given = f"{table}.{name}={getattr(section, name)!r}"
+                    raise ValueError(f"{given} with task.name={self.task.name!r}: expected the rooms; leave it out")
         if self.train.actors and self.task.envs % self.train.actors:
             raise ValueError(f"envs={self.task.envs}: expected a multiple of actors={self.train.actors}")
         if self.envs_per_rollout % self.batch:

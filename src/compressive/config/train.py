@@ -44,7 +44,8 @@ class TrainConfig:
     micro_batch: Literal["auto"] | int = 0
     """Rows of a process that go through the model at a time: gradients are those of the whole batch, memory for
     activations that of these rows. 0: all at once; auto: as many as fit, by an estimate, which a run on one GPU tries
-    out and halves until a step fits."""
+    out and halves until a step fits. Only the compressors' gradients differ where rows count unequally (documents or
+    resets with masked empty memory or auto-encoding): each part then has a mean of its own."""
     unroll: int = 1
     """BPTT windows per step, through which gradients flow; 2 trains the compressor by BPTT."""
     learning_rate: float = 3e-4

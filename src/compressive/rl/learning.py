@@ -29,7 +29,8 @@ class UpdateStats(NamedTuple, Generic[Value]):
     ratio: Value  # mean importance ratio, target over behaviour policy; 1 on policy
     gradient_norm: Value  # before clipping, of all parameters but the compressors'
     compressor_gradient_norm: Value
-    foresight: Value  # correlation of the value before a choice with its outcome; 0 where there are no two kinds of it
+    foresight: Value  # correlation of the value before a choice with its outcome, times `foreseen`
+    foreseen: Value  # choices of the update; 0 if they are not of both kinds, so that there is no correlation
     finite: Value  # 1 if losses and norms were finite; if 0, no weight was changed
 
 
@@ -70,13 +71,16 @@ def foretelling_loss(logits: Tensor, choice: Tensor, start: Tensor, steps: int) 
     return (losses * counts).sum() / counts.sum().clamp(min=1)
 
 
-def correlation(values: Tensor, choice: Tensor) -> Tensor:
-    """Return the correlation of values (B, T) with the outcomes of choices (B, T), 1 or -1, where one was made, ()."""
+def correlation(values: Tensor, choice: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the correlation of values (B, T) with the outcomes of choices (B, T), 1 or -1, and their number, () each.
+
+    Where choices are not of both kinds there is none: both are 0.
+    """
     made = (choice != 0).float()
-    count = made.sum().clamp(min=1)
-    x, y = (part - (part * made).sum() / count for part in (values.detach(), choice.float()))
+    count = made.sum()
+    x, y = (part - (part * made).sum() / count.clamp(min=1) for part in (values.detach(), choice.float()))
     covariance, spread = (x * y * made).sum(), ((x * x * made).sum() * (y * y * made).sum()).sqrt()
-    return torch.where(spread > 0, covariance / spread.clamp(min=1e-12), 0.0)
+    return torch.where(spread > 0, covariance / spread.clamp(min=1e-12), 0.0), count * (spread > 0)
 
 
 class Learner:
@@ -134,6 +138,7 @@ class Learner:
         if self.device.type != "mps" or finite:  # its fused Adam may ignore found_inf (pytorch/pytorch#186360)
             self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
+        foresight, foreseen = correlation(out.values[:, :-1], rollout.choice[:, 1:])
         stats = UpdateStats(
             loss=loss,
             policy_loss=policy_loss,
@@ -144,7 +149,8 @@ class Learner:
             ratio=log_ratios.exp().mean(),
             gradient_norm=norms[0],
             compressor_gradient_norm=norms[1],
-            foresight=correlation(out.values[:, :-1], rollout.choice[:, 1:]),
+            foresight=foresight * foreseen,
+            foreseen=foreseen,
             finite=finite,
         )
         return UpdateStats(*(value.detach().float() for value in stats))

@@ -200,9 +200,11 @@ class TrainingStats(Stopwatch):
         reports, self.reports = self.reports, []
         speed, self.step = (step - self.step) / self.lap(), step
         means = UpdateStats(*np.mean([report.update for report in reports], axis=0))
+        foresight = means.foresight / means.foreseen if means.foreseen > 0 else None  # weighted by choices
         outcomes = Outcomes(*np.sum([report.outcomes for report in reports], axis=0))
         return {
-            **{name: _number(value) for name, value in means._asdict().items()},
+            **{name: _number(value) for name, value in means._asdict().items() if name != "foreseen"},
+            "foresight": foresight,
             **scores(outcomes, self.comparable),
             "steps_per_second": speed,
             "peak_gib": peak_gib(self.device),
