@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressive.inference.sampling import filter_logits, sample
+from compressive.inference.sampling import LOWEST_TEMPERATURE, filter_logits, sample
 
 
 def allowed_by_hand(logits, temperature, top_p, top_k):
@@ -70,6 +70,11 @@ def test_a_temperature_of_zero_is_greedy():
     assert torch.equal(sample(logits, temperature=0, top_p=0.5), logits.argmax(dim=1))
 
 
+def test_the_lowest_temperature_takes_the_most_likely_token():
+    logits = torch.tensor([[-1e8, 3.0, 3.1], [1e8, -1e8, 0.0]])
+    assert sample(logits, temperature=LOWEST_TEMPERATURE).tolist() == [2, 0]
+
+
 def test_draws_come_from_the_generator_alone():
     logits, state = torch.zeros(64, 100), torch.get_rng_state()
     first, again, other = (sample(logits, generator=torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
@@ -83,6 +88,7 @@ def test_draws_come_from_the_generator_alone():
     [
         ({"temperature": -0.1}, "temperature=-0.1"),
         ({"temperature": float("inf")}, "temperature=inf"),
+        ({"temperature": 1e-42}, "temperature=1e-42: expected 0 or at least 1e-30"),
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"top_p": 1.1}, "top_p=1.1"),
         ({"top_k": -1}, "top_k=-1"),

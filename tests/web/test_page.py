@@ -180,6 +180,19 @@ def test_a_long_text_is_stopped_and_found_again_after_a_reload(visit):
     expect(page.locator(".sum")).to_have_text(shown)
 
 
+def test_an_editor_opens_with_all_of_a_long_text(visit):
+    page = visit(viewport={"width": 1280, "height": 800})
+    expect = pytest.importorskip("playwright.sync_api").expect
+    page.get_by_role("button", name="New text").click()
+    page.get_by_label("Begin with a prompt").fill(PROMPT * 90)
+    page.get_by_role("button", name="Read only").click()
+    expect(page.locator("#status")).to_have_text("4590 tokens read")
+    page.get_by_role("button", name="Earlier text").click()
+    page.locator("[data-n='3']").click()
+    page.get_by_role("button", name="Edit from here").click()
+    expect(page.get_by_label("Text from here on")).to_have_value((PROMPT * 90)[3:])
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_narrow_screens_need_no_scrolling_to_the_side(visit, scheme):
     page = visit(viewport={"width": 360, "height": 700}, color_scheme=scheme)

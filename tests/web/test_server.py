@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import itertools
 import json
 import re
 import signal
@@ -27,7 +28,7 @@ from compressive.model.language_model import CompressiveLM
 from compressive.runs import checkpoint
 from compressive.web.engine import Sizes
 from compressive.web.guard import is_loopback
-from compressive.web.server import STATIC, Limits, Server, listen
+from compressive.web.server import STATIC, Limits, Server, Session, listen
 from compressive.web.text import SamplingOptions, Text
 
 PROMPT = "It was the best of times, it was the worst of times"
@@ -143,6 +144,53 @@ def test_an_edit_replaces_the_text_from_a_token_on(client):
     assert done(client.post(f"/api/texts/{text}/edit", json={"at": 3, "text": ""}))["length"] == 3
 
 
+@pytest.mark.parametrize("at", [6, 7])
+def test_an_edit_within_a_character_replaces_it_whole(client, server, at):
+    text = opened(client, "le café")["id"]
+    done(client.post(f"/api/texts/{text}/edit", json={"at": at, "text": "és"}))
+    assert bytes(server.sessions[text].text.tokens) == "le cafés".encode()
+
+
+@pytest.mark.parametrize("change", ["edit", "rewind", "fork", "look"])
+def test_a_place_is_checked_once_the_text_is_free(client, server, monkeypatch, change):
+    """A change that came first may have made the text shorter."""
+    text, use = opened(client)["id"], Session.use
+    calls = itertools.count()
+
+    async def after_another(session, function):
+        if next(calls) == (1 if change == "edit" else 0):  # an edit looks at the text before it waits, too
+            await use(session, lambda: session.text.rewind(10))
+        return await use(session, function)
+
+    monkeypatch.setattr(Session, "use", after_another)
+    if change == "look":
+        answer = client.get(f"/api/texts/{text}/look?token=20")
+    else:
+        answer = client.post(f"/api/texts/{text}/{change}", json={"at": 20, "text": "x"})
+    if change == "edit":
+        name, data = events(answer)[-1]
+        assert (name, data["error"]) == ("error", "at=20: expected 0 to 10")
+    else:
+        assert "=20: expected 1 to" in said(answer, 400)
+    assert len(server.sessions[text].text) == 10
+
+
+def test_an_edit_after_another_change_is_refused(client, server, monkeypatch):
+    text, use = opened(client, "le café")["id"], Session.use
+    calls = itertools.count()
+
+    async def after_another(session, function):
+        if next(calls) == 1:
+            session.text.rewind(3)
+            finish(session.text.read(list(b"lait noir")))
+        return await use(session, function)
+
+    monkeypatch.setattr(Session, "use", after_another)
+    name, data = events(client.post(f"/api/texts/{text}/edit", json={"at": 7, "text": "é"}))[-1]
+    assert (name, data["error"]) == ("error", f"at=7: text {text} has changed meanwhile; see where to edit it now")
+    assert "".join(server.sessions[text].text.pieces) == "le lait noir"
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_memory_sizes_change_live(client, server, again):
     text = opened(client)["id"]
@@ -185,6 +233,11 @@ def test_limits_have_clear_messages(client):
     assert "expected one, or one for each of 2" in said(client.post(f"{path}/sizes", json={"recent": [1]}), 400)
     assert "at=0: expected 1 to 51" in said(client.post(f"{path}/rewind", json={"at": 0}), 400)
     assert "stop=200: expected 0 to 100" in said(client.get(f"{path}/tokens?start=0&stop=200"), 400)
+    for temperature, message in (("1" * 401, "expected a smaller number"), ("1e-42", "expected 0 or at least 1e-30")):
+        content = f'{{"tokens": 1, "temperature": {temperature}}}'
+        assert message in said(client.post(f"{path}/continue", content=content, headers=JSON), 400)
+    nested = f'{{"tokens": {"[" * 400}{"]" * 400}}}'
+    assert "tokens=[[[" in said(client.post(f"{path}/continue", content=nested, headers=JSON), 400)
     half = client.post(f"{path}/edit", content=b'{"at": 0, "text": "\\ud800"}', headers=JSON)
     assert "half a character" in said(half, 400)
     opened(client)
@@ -210,12 +263,22 @@ def test_only_json_objects_are_taken(client):
     assert client.get("/api/texts").json() == []
 
 
+def test_deeply_nested_json_is_refused(server):
+    server.limits = Limits()
+    client = TestClient(server.app(), base_url=HERE)
+    nested = b'{"a": ' * 100_000 + b"1" + b"}" * 100_000
+    assert "nested too deeply" in said(client.post("/api/texts", content=nested, headers=JSON), 400)
+
+
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8642", "192.168.0.7:8642", "[", ""])
 def test_foreign_hosts_are_refused(client, host):
     assert "expected 127.0.0.1, localhost, ::1" in said(client.get("/api/model", headers={"host": host}), 421)
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8642"])
+ORIGINS = ["http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8642", "http://["]
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
 def test_foreign_origins_are_refused(client, origin):
     answer = client.post("/api/texts", json={}, headers={"origin": origin})
     assert "expected the page of this server" in said(answer, 403)
@@ -232,9 +295,25 @@ def test_elsewhere_a_token_is_required(server):
     entered = client.get("/?token=secret")
     assert (entered.status_code, entered.headers["location"]) == (303, "/")
     assert "HttpOnly" in entered.headers["set-cookie"]
-    assert "SameSite=strict" in entered.headers["set-cookie"]
+    assert "SameSite=lax" in entered.headers["set-cookie"]
     assert client.get("/").status_code == 200
     assert client.get("/api/model").status_code == 200
+
+
+@pytest.mark.parametrize("foreign", ["a@b=1", 'x={"a": 1}', 'y="', "z"])
+def test_cookies_of_others_do_not_matter(server, foreign):
+    client = TestClient(server.app("0.0.0.0", "secret"), base_url="http://192.168.0.7:8642")
+    for cookie in (f"{foreign}; compressive-8642=secret", f"compressive-8642=secret; {foreign}"):
+        assert client.get("/api/model", headers={"cookie": cookie}).status_code == 200
+    assert said(client.get("/api/model", headers={"cookie": foreign}), 401)
+
+
+def test_the_address_that_is_printed_is_answered(server, monkeypatch):
+    assert TestClient(server.app("127.0.0.2"), base_url="http://127.0.0.2:8642").get("/").status_code == 200
+    monkeypatch.setattr("socket.gethostname", lambda: "Desk-7")
+    client = TestClient(server.app("0.0.0.0", "secret"), base_url="http://Desk-7:8642")
+    for host in ("Desk-7:8642", "desk-7:8642"):
+        assert client.get("/?token=secret", headers={"host": host}).status_code == 200
 
 
 def test_what_only_this_machine_reaches():
@@ -359,6 +438,14 @@ def test_what_cannot_be_served_is_one_line(run, tmp_path, capsys):
         assert main(["serve", *words]) == 2
         error = capsys.readouterr().err
         assert message in error
+
+
+def test_help_offers_what_can_be_served(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    said = capsys.readouterr().out
+    assert "RUN|RELEASE" in said
+    assert "NAME" not in said
 
 
 def test_without_the_extra_the_remedy_is_named(run, monkeypatch, capsys):

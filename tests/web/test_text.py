@@ -9,6 +9,7 @@ from compressive.data.tokenizer import BPETokenizer, WordTokenizer
 from compressive.model.compression import COMPRESSORS
 from compressive.web import text as module
 from compressive.web.engine import Engines, Sizes
+from compressive.web.places import EMPTY
 from compressive.web.text import SamplingOptions, Text
 
 PROMPT = "It was the best of times, it was the worst of times"
@@ -143,6 +144,24 @@ def test_a_look_is_attention_over_slots_that_have_a_place(compression, token):
         assert likely[PROMPT[token]] == pytest.approx(2 ** -text.bits[token], abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"compressed_size": 0}, {"memory_size": (12, 4), "compressed_size": (0, 5)}, {"memory_size": (3, 20)}],
+)
+@pytest.mark.parametrize("token", [8, 9, 17, 24, 50])
+def test_a_look_has_the_text_of_every_slot(sizes, token):
+    seen = tiny_text(PROMPT, **sizes).look(token)
+    start, pieces = seen["context"]["start"], seen["context"]["pieces"]
+    assert 0 <= start < token
+    for place in seen["memory"]["places"]:
+        spans = [*zip(place["firsts"], place["lasts"], strict=True), *((at, at) for at in place["recent"])]
+        filled = [span for span in spans if span != (EMPTY, EMPTY)]
+        assert bool(filled) == (token > 8)
+        for first, last in filled:
+            assert start <= first <= last
+            assert "".join(pieces[first - start : last + 1 - start]) == PROMPT[first : last + 1]
+
+
 def test_a_look_is_what_the_model_attends_to():
     """Against the reference form of a whole window's attention: hide nothing, and compare with a step's weights."""
     text = tiny_text(PROMPT)
@@ -177,6 +196,16 @@ def test_parts_of_characters_wait_for_the_last_part():
     text.rewind(3)  # within a character
     finish(text.read(list("ïve".encode()[1:])))
     assert "".join(text.pieces) == "naïve"
+
+
+def test_text_can_follow_whole_characters_only():
+    text = tiny_text("a€é")
+    assert [text.whole(at) for at in range(7)] == [(0, ""), (1, ""), (1, ""), (1, ""), (4, ""), (4, ""), (6, "")]
+    merged = BPETokenizer.train(["aé\naè\naê\naë\n".encode() * 9], 257)
+    text = Text(Engines(tiny_model(merged, vocab_size=merged.vocab_size)))
+    finish(text.read(text.encode("xaéy")))
+    assert text.pieces == ["x", "a", "é", "y"]  # the second token also has the first byte of é
+    assert [text.whole(at) for at in range(5)] == [(0, ""), (1, ""), (1, "a"), (3, ""), (4, "")]
 
 
 @pytest.mark.parametrize("kind", ["words", "bpe"])

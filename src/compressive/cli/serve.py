@@ -23,8 +23,8 @@ from compressive.console import note
 class Serve:
     """The model to serve, and where."""
 
-    run: Annotated[Positional[str | None], tyro.conf.arg(metavar="RUN|RELEASE|NAME")] = None
-    """Folder of a run, or of a release that compressive export wrote; or the name of a shipped model."""
+    run: Annotated[Positional[str | None], tyro.conf.arg(metavar="RUN|RELEASE")] = None
+    """Folder of a run, or of a release that compressive export wrote."""
     host: str = "127.0.0.1"
     """Address to listen on. Any that other machines reach, as 0.0.0.0, requires a token: the printed address has it."""
     port: int = 8642

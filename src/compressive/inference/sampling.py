@@ -9,6 +9,9 @@ from torch import Tensor
 from compressive.kernels.dispatch import operation
 from compressive.model.attention import upcast
 
+LOWEST_TEMPERATURE = 1e-30
+"""Scores up to 1e8 divided by it are still finite in float32."""
+
 
 class Sampling(TypedDict, total=False):
     """How to sample, as keyword arguments; defaults are those of `inference.generate.continue_from`."""
@@ -74,6 +77,11 @@ def check_sampling(temperature: float, top_p: float, top_k: int) -> None:
     """Refuse settings that mean nothing, naming what was expected."""
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise ValueError(f"temperature={temperature}: expected a number of at least 0; 0 takes the most likely token")
+    if 0 < temperature < LOWEST_TEMPERATURE:
+        raise ValueError(
+            f"temperature={temperature}: expected 0 or at least {LOWEST_TEMPERATURE}, below which float32 overflows; "
+            "0 takes the most likely token"
+        )
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p}: expected a probability above 0, up to 1; 1 cuts nothing off")
     if top_k < 0:

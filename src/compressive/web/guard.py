@@ -6,10 +6,10 @@ A page of another site that the user has open can send requests to this machine.
 
 import hmac
 import ipaddress
-from http.cookies import SimpleCookie
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -44,7 +44,8 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...], any_address: bool = False, token: str | None = None):
-        self.app, self.hosts, self.any_address, self.token = app, hosts, any_address, token
+        self.app, self.any_address, self.token = app, any_address, token
+        self.hosts = tuple(host.lower() for host in hosts)  # as urlsplit gives them
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, refuse or pass on."""
@@ -65,7 +66,7 @@ class Guard:
         if not self._known(host):
             return refuse(421, f"host={host!r}: expected {', '.join(self.hosts)}; open the address that was printed")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _netloc(origin) != host:
             return refuse(403, f"origin={origin!r}: expected the page of this server, {host}")
         if self.token is None:
             return None
@@ -73,11 +74,11 @@ class Guard:
         cookie = f"compressive-{scope['server'][1] if scope.get('server') else 0}"
         if given and self._fits(given):
             answer = RedirectResponse("/", 303)
-            answer.set_cookie(cookie, given, httponly=True, samesite="strict")
+            answer.set_cookie(cookie, given, httponly=True, samesite="lax")  # strict: not sent after a link elsewhere
             return answer
-        kept = SimpleCookie(headers.get("cookie", "")).get(cookie)
+        kept = cookie_parser(headers.get("cookie", "")).get(cookie, "")
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        if self._fits(bearer) or (kept is not None and self._fits(kept.value)):
+        if self._fits(bearer) or self._fits(kept):
             return None
         return refuse(401, "the token is missing or wrong: open the whole address that compressive serve printed")
 
@@ -96,6 +97,13 @@ class Guard:
     def _fits(self, given: str) -> bool:
         assert self.token is not None
         return hmac.compare_digest(given.encode(), self.token.encode())
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def refuse(status: int, message: str) -> JSONResponse:

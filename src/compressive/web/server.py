@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -117,7 +118,7 @@ class Server:
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: _said, ValueError: _wrong})
         everywhere = host in ("0.0.0.0", "::", "")
-        names = (host, *LOCAL, socket.gethostname(), socket.getfqdn()) if token else LOCAL
+        names = (host, *LOCAL, *((socket.gethostname(), socket.getfqdn()) if token else ()))
         return Guard(app, tuple(dict.fromkeys(filter(None, names))), everywhere, token)
 
     # What a page asks for.
@@ -170,8 +171,11 @@ class Server:
     async def look(self, request: Request) -> Response:
         """Where each head looked when a token was predicted."""
         session = self._session(request)
-        token = _number(request.query_params, "token", 1, len(session.text) - 1)
-        return JSONResponse(await session.use(lambda: session.text.look(token)))
+
+        def looked() -> dict[str, Any]:
+            return session.text.look(_number(request.query_params, "token", 1, len(session.text) - 1))
+
+        return JSONResponse(await session.use(looked))
 
     async def compare(self, request: Request) -> Response:
         """How many tokens two texts have in common, and the surprise of each over these, in bits per token."""
@@ -204,11 +208,18 @@ class Server:
     async def edit(self, request: Request) -> Response:
         """Replace the text from a token on."""
         session, body = self._session(request), await self._body(request)
-        at = _number(body, "at", 0, len(session.text))
-        new = await self._encoded(session.text, body, at)
+
+        def place() -> tuple[int, int, str]:
+            at = _number(body, "at", 0, len(session.text))
+            return at, *session.text.whole(at)
+
+        at, begin, kept = await session.use(place)
+        new = await self._encoded(session.text, body, begin, kept)
 
         def edited() -> Iterator[int]:
-            session.text.rewind(at)
+            if place() != (at, begin, kept):  # after another change, which this one waited for
+                raise ValueError(f"at={at}: text {session.id} has changed meanwhile; see where to edit it now")
+            session.text.rewind(begin)
             yield from session.text.read(new)
 
         return self._stream(session, edited, total=len(new))
@@ -230,18 +241,20 @@ class Server:
     async def rewind(self, request: Request) -> Response:
         """Forget all but the first tokens."""
         session, body = self._session(request), await self._body(request)
-        at = _number(body, "at", 1, len(session.text))
+
+        def rewound() -> dict[str, Any]:
+            session.text.rewind(_number(body, "at", 1, len(session.text)))
+            return session.summary()
+
         async with _one_change(session):
-            await session.use(lambda: session.text.rewind(at))
-            return JSONResponse(await session.use(session.summary))
+            return JSONResponse(await session.use(rewound))
 
     async def fork(self, request: Request) -> Response:
         """Open a text of the first tokens of another."""
         session, body = self._session(request), await self._body(request)
-        at = _number(body, "at", 1, len(session.text))
         self._check_texts()
-        text = await session.use(lambda: session.text.fork(at))
-        forked = self._open(text, session.id, at)
+        text = await session.use(lambda: session.text.fork(_number(body, "at", 1, len(session.text))))
+        forked = self._open(text, session.id, len(text))
         return JSONResponse(await forked.use(forked.summary))
 
     async def close(self, request: Request) -> Response:
@@ -311,19 +324,22 @@ class Server:
             found = json.loads(body)
         except ValueError:
             raise HTTPException(400, "the body is not JSON: expected an object") from None
+        except RecursionError:
+            raise HTTPException(400, "the body is nested too deeply: expected an object of plain values") from None
         if not isinstance(found, dict):
             raise HTTPException(400, f"a body of type {type(found).__name__}: expected an object")
         return found
 
-    async def _encoded(self, text: Text, body: dict[str, Any], before: int) -> list[int]:
-        """The tokens of the text in a body, which follow `before` others."""
+    async def _encoded(self, text: Text, body: dict[str, Any], before: int, kept: str) -> list[int]:
+        """The tokens of `kept` and the text in a body, which follow `before` others."""
         given = body.get("text")
         if not isinstance(given, str):
             raise ValueError(f"text of type {type(given).__name__}: expected a string")
-        if given == "" and before > 0:
+        new = kept + given
+        if new == "" and before > 0:
             return []
         try:
-            tokens = await anyio.to_thread.run_sync(lambda: text.encode(given))
+            tokens = await anyio.to_thread.run_sync(lambda: text.encode(new))
         except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
             raise ValueError("text holds half a character: expected what UTF-8 can hold") from None
         if before + len(tokens) > self.limits.text:
@@ -397,7 +413,7 @@ def _number(values: Any, name: str, low: int, high: int, default: int | None = N
             raise ValueError
         number = int(given)
     except (TypeError, ValueError):
-        raise ValueError(f"{name}={given!r}: expected a whole number") from None
+        raise ValueError(f"{name}={brief(given)}: expected a whole number") from None
     if not low <= number <= high:
         raise ValueError(f"{name}={number}: expected {low:,} to {high:,}")
     return number
@@ -406,8 +422,11 @@ def _number(values: Any, name: str, low: int, high: int, default: int | None = N
 def _real(values: dict[str, Any], name: str, default: float) -> float:
     given = values.get(name, default)
     if isinstance(given, bool) or not isinstance(given, int | float):
-        raise ValueError(f"{name}={given!r}: expected a number")
-    return float(given)
+        raise ValueError(f"{name}={brief(given)}: expected a number")
+    try:
+        return float(given)
+    except OverflowError:
+        raise ValueError(f"{name}={brief(given)}: expected a smaller number") from None
 
 
 async def _said(_: Request, error: Exception) -> Response:

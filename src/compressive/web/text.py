@@ -111,6 +111,16 @@ class Text:
         tokens: list[int] = encode_prompt(self.engines.text_model.tokenizer, text.encode()).tolist()
         return tokens
 
+    def whole(self, at: int) -> tuple[int, str]:
+        """Return where to go back to so that text can follow token `at` - 1, and the text up to `at` that this drops.
+
+        Within a character that is before its first byte, which may be in a token with other characters.
+        """
+        begin = at
+        while self._stream_at(begin).finish():
+            begin -= 1
+        return begin, "".join(self.pieces[begin:at])
+
     # Changes.
 
     def rewind(self, length: int) -> None:
@@ -122,7 +132,7 @@ class Text:
         self._sizes = {at: sizes for at, sizes in self._sizes.items() if at <= window}
         self._points = {at: point for at, point in self._points.items() if at <= window}
         self._restore(state)
-        self._stream = self._stream_at_end()
+        self._stream = self._stream_at(length)
 
     def fork(self, length: int) -> "Text":
         """Return a text of the first `length` tokens, which goes on by itself."""
@@ -175,7 +185,8 @@ class Text:
         logits, weights = engine.look(self.tokens[start : start + self.window], at - start, point)
         drawn = {"window": {"size": self.window, "start": start, "filled": token - start}} | _drawn(point)
         filled = [layer[:, : layer.shape[1] - self.window + token - start] for layer in weights]
-        oldest = min([start, *(first for place in drawn["places"] for first in place["firsts"] if first != EMPTY)])
+        places = (first for place in drawn["places"] for first in place["firsts"] + place["recent"])
+        oldest = min([start, *(first for first in places if first != EMPTY)])
         return {
             "token": token,
             "piece": self.pieces[token],
@@ -269,12 +280,12 @@ class Text:
             self.bits[number] = None if self._logits is None else _bits(self._logits, token)
             self._logits, self._state = engine.step(token, self._state)
 
-    def _stream_at_end(self) -> TextStream:
-        """A stream that holds back the bytes of a character that the text ends within."""
-        last = self.tokens[-LONGEST_CHARACTER:]
-        before = self.tokens[-len(last) - 1] if len(self) > len(last) else None
+    def _stream_at(self, length: int) -> TextStream:
+        """A stream that holds back the bytes of a character that the first `length` tokens end within."""
+        start = max(0, length - LONGEST_CHARACTER)
+        before = self.tokens[start - 1] if start else None
         stream = TextStream(self.engines.text_model.tokenizer, before)
-        for token in last:
+        for token in self.tokens[start:length]:
             stream.push(token)
         return stream
 

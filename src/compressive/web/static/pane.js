@@ -76,7 +76,11 @@ export class Pane {
     if (start >= this.start && stop <= this.start + this.pieces.length) {
       return this.pieces.slice(start - this.start, stop - this.start).join("");
     }
-    return (await get(`/api/texts/${this.id}/tokens?start=${start}&stop=${stop}`)).pieces.join("");
+    const { page } = this.app.model.limits, parts = [];
+    for (let at = start; at < stop; at += page) {
+      parts.push(...(await get(`/api/texts/${this.id}/tokens?start=${at}&stop=${Math.min(stop, at + page)}`)).pieces);
+    }
+    return parts.join("");
   }
 
   // Showing tokens.
@@ -315,10 +319,10 @@ export class Pane {
 
   async openEditor(at) {
     await this.stop();
-    const limit = this.app.model.limits.page;
     const form = this.find(".editor"), area = form.querySelector("textarea");
+    form.hidden = true; // until it has the text that "Replace" would replace
+    area.value = await this.piecesOf(at, this.length);
     this.editing = at;
-    area.value = this.length - at <= limit ? await this.piecesOf(at, this.length) : "";
     form.hidden = false;
     area.focus();
     this.app.say(`Editing from token ${at}, ${shown(await this.piecesOf(at, at + 1))}`);
