@@ -67,6 +67,7 @@ class App {
     const last = [...this.panes.values()].at(-1);
     if (last) this.show(last);
     else this.begin();
+    by("new").disabled = false; // before, what it begins would be covered by the last text
   }
 
   async adopt(summary) {
