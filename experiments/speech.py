@@ -223,16 +223,31 @@ def train_until(run: Run, deadline: float) -> int:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     timer = threading.Timer(left, os.kill, (os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, _stop)  # while training does not handle it: nothing is to be saved then
     timer.start()
     try:
         return train(run)
+    except Stopped:
+        return INTERRUPTED
     finally:
         timer.cancel()
+        signal.signal(signal.SIGTERM, before)
+
+
+class Stopped(BaseException):
+    """SIGTERM came before training handled it; no Exception, which code on the way may turn into another."""
+
+
+def _stop(number: int, frame: object) -> None:
+    raise Stopped
 
 
 def lines_of(run: Run, kind: str) -> list[dict[str, Any]]:
     """Return the metrics of one kind that a run has recorded so far."""
-    lines = (json.loads(line) for line in (run.folder / "metrics.jsonl").read_text("utf-8").splitlines())
+    path = run.folder / "metrics.jsonl"
+    if not path.exists():  # stopped before its first step
+        return []
+    lines = (json.loads(line) for line in path.read_text("utf-8").splitlines())
     return [line for line in lines if line["kind"] == kind]
 
 

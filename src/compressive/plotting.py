@@ -61,9 +61,10 @@ def figure(width: float, height: float) -> Any:
 def headline(fig: Any, claim: str, detail: str = "") -> None:
     """Write what the figure shows above it, and below that, smaller, how it was measured."""
     width = fig.get_figwidth()  # in inches; about 11 letters of a claim fit into one, 15 of a detail
-    fig.suptitle(_wrapped(claim, 11 * width), x=0.01, ha="left", fontsize=12, color=INK, fontweight="bold")
+    look: dict[str, Any] = {"x": 0.01, "ha": "left", "color": INK, "parse_math": False}  # names may have a $
+    fig.suptitle(_wrapped(claim, 11 * width), fontsize=12, fontweight="bold", **look)
     if detail:
-        fig.supxlabel(_wrapped(detail, 15 * width), x=0.01, ha="left", fontsize=8, color=INK)
+        fig.supxlabel(_wrapped(detail, 15 * width), fontsize=8, **look)
 
 
 def _wrapped(text: str, letters: float) -> str:
@@ -114,7 +115,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
     for (y, text, colour), at, base in zip(ends, placed, wanted, strict=True):
         axes.annotate(
             text, (1, y), (5, at - excess - base), xycoords=("axes fraction", "data"), textcoords="offset points",
-            va="center", fontsize=8.5, color=colour, fontweight="bold", annotation_clip=False,
+            va="center", fontsize=8.5, color=colour, fontweight="bold", annotation_clip=False, parse_math=False,
         )  # fmt: skip
 
 

@@ -1,7 +1,9 @@
 """Reports of speech and of agents, and what all reports are made of."""
 
+import html
 import json
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ pytest.importorskip("matplotlib")
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory):
-    home = tmp_path_factory.mktemp("speech")
+    home = tmp_path_factory.mktemp("my speech")
     tiny_speech(home / "data")
     for name, model in {"compressive": None, "wavenet": tiny_wavenet(window=40)}.items():
         run = make_run(home / name, tiny_speech_config(home / "data", model, sample_every=12, sample_tokens=50))
@@ -58,6 +60,7 @@ def test_the_report_of_speech_stands_beside_its_floors(speech, capsys):
     assert page.count('aria-label="wave"') == 2
     assert "standard error over clips" in page
     assert "20 slots = 80 samples" in page
+    assert f"compressive generate {shlex.quote(str(speech / 'compressive'))} --out" in html.unescape(page)
     assert numbers["verdict"] in capsys.readouterr().out
 
 
@@ -72,7 +75,7 @@ def test_the_report_of_a_wavenet_has_no_compressed_memory(speech, tmp_path):
 
 @pytest.mark.slow
 def test_the_report_of_an_agent_stands_beside_chance(tmp_path):
-    run = AgentFolder.begin(tmp_path / "agent", tiny_agent_run(), resume=False)
+    run = AgentFolder.begin(tmp_path / "an agent", tiny_agent_run(), resume=False)
     assert rl_loop.train(run) == 0
     assert main(["analyze", str(run.folder), "report", "--episodes", "4"]) == 0
     page, numbers = read(run.folder)
@@ -80,7 +83,7 @@ def test_the_report_of_an_agent_stands_beside_chance(tmp_path):
     assert numbers["policies"]["agent"]["episodes"] >= 4
     assert page.count("data:image/gif;base64,") == 1
     assert "95 % interval of the mean" in page
-    assert f"compressive rl watch {run.folder}" in page
+    assert f"compressive rl watch '{run.folder}' --out" in html.unescape(page)
     for words in ("compressive rl evaluate", "seed", "machine", "commit"):
         assert words in page
 

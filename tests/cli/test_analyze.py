@@ -1,5 +1,6 @@
 """`compressive analyze` on a tiny run."""
 
+import html
 import json
 import re
 import shutil
@@ -11,11 +12,15 @@ import pytest
 import torch
 from training_helpers import command, make_run, model_config, text, tiny_corpus, tiny_run_config
 
+from compressive.analysis.report.run import Request
+from compressive.analysis.report.text import _evaluated
 from compressive.cli import main
+from compressive.config import transformer
 from compressive.data.corpus import write_corpus
 from compressive.data.tokenizer import WordTokenizer
 from compressive.model.language_model import CompressiveLM
 from compressive.runs import checkpoint
+from compressive.runs.run import Run
 
 FEW = ["--tokens", "400", "--streams", "4"]
 
@@ -229,18 +234,48 @@ def test_xz_is_computed_once_for_a_corpus_or_left_out(home, capsys, monkeypatch,
 @pytest.mark.slow
 def test_a_score_of_the_whole_test_split_is_used_again(home, capsys, tmp_path):
     pytest.importorskip("matplotlib")
-    shutil.copytree(home / "run", tmp_path / "run")
-    assert main(["evaluate", str(tmp_path / "run"), "--streams", "2"]) == 0
+    shutil.copytree(home / "run", tmp_path / "my run")
+    assert main(["evaluate", str(tmp_path / "my run"), "--streams", "2"]) == 0
     capsys.readouterr()
-    path = tmp_path / "run" / "evaluation" / "test-streams2.json"
+    path = tmp_path / "my run" / "evaluation" / "test-streams2.json"
     kept = json.loads(path.read_text("utf-8"))
-    words = (tmp_path / "run", "report", *FEW, "--json", "--test-tokens", 500)
+    words = (tmp_path / "my run", "report", *FEW, "--json", "--test-tokens", 500)
     found = json.loads(call(capsys, *words).out)["test"]
     assert found["bits"] == pytest.approx(kept["bits_per_character"])
     assert (found["whole"], found["streams"], found["scored_by"]) == (True, 2, "evaluation/test-streams2.json")
     path.write_text(json.dumps(kept | {"step": 6}), "utf-8")  # of another checkpoint
     found = json.loads(call(capsys, *words).out)["test"]
     assert (found["tokens"], found["scored_by"]) == (500, "this report")
+    page = html.unescape((tmp_path / "my run" / "report.html").read_text("utf-8"))
+    assert f"compressive evaluate '{tmp_path / 'my run'}' --split test" in page
+
+
+def test_a_score_with_other_empty_memory_is_not_used(home, tmp_path):
+    shutil.copytree(home / "run", tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    config = transformer(run.config.model)
+    kept = {
+        "split": "test", "checkpoint": "best", "step": 7, "whole_split": True, "precision": "fp32",
+        "dynamic_learning_rate": None, "memory_size": config.memory_size, "compressed_size": config.compressed_size,
+    }  # fmt: skip
+    other = "zeros" if config.empty_memory == "masked" else "masked"
+
+    def used(**files):
+        shutil.rmtree(run.folder / "evaluation", ignore_errors=True)
+        (run.folder / "evaluation").mkdir()
+        for name, more in files.items():
+            path = run.folder / "evaluation" / f"{name.replace('_', '-')}.json"
+            path.write_text(json.dumps(kept | more), "utf-8")
+        found = _evaluated(run, 7, config, Request())
+        return None if found is None else found["path"]
+
+    same = {"empty_memory": config.empty_memory}
+    assert used(test_masked={"empty_memory": other}) is None
+    assert used(test_masked={"empty_memory": other}, test=same) == "evaluation/test.json"
+    assert used(test_a=same, test=same) == "evaluation/test.json"
+    assert used(test_a=same) == "evaluation/test-a.json"
+    assert used(test={}) == "evaluation/test.json"  # an old file, which does not say it
+    assert used(test_a={}) is None
 
 
 @pytest.mark.slow

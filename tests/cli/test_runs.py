@@ -1,6 +1,7 @@
 """`compressive runs` and `compressive compare` on folders as training leaves them."""
 
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from training_helpers import make_run, model_config, tiny_corpus, tiny_run_config
 
+from compressive.analysis.overview import UNKNOWN, Overview
 from compressive.cli import main
 from compressive.config.agent import AgentConfig, AgentRun, LearnConfig, TaskConfig
 from compressive.data.speech.codes import MuLawTokenizer
@@ -17,6 +19,7 @@ from compressive.data.tokenizer import ByteTokenizer
 from compressive.model.language_model import CompressiveLM
 from compressive.rl.run import AgentFolder
 from compressive.runs import checkpoint
+from compressive.runs.export import export
 from compressive.runs.run import Run
 from compressive.training import loop
 
@@ -214,3 +217,71 @@ def test_what_cannot_be_compared_is_one_clear_line(tmp_path, capsys, names, mess
     assert (code, out) == (2, "")
     assert re.search(message, err)
     assert err.count("\n") == 1
+
+
+def test_names_with_brackets_are_listed_whole(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    home = tmp_path / "a[b]"
+    text_run(home / "sweep[lr=3e-4]")
+    text_run(home / "sweep[lr=1e-3]", model={"compressed_size": 0}, bits=3)
+    config = home / "sweep[lr=1e-3]" / "config.json"
+    config.write_text(config.read_text("utf-8").replace('"corpus": "tiny"', '"corpus": "tiny[bold]"'), "utf-8")
+    _, out, _ = call(capsys, "runs", home)
+    assert "2 runs in " in out
+    for name in ("sweep[lr=3e-4]", "sweep[lr=1e-3]", "tiny[bold]"):
+        assert name in out
+    assert "a[b]" in "".join(out.split("preset")[0].split())
+    _, out, _ = call(capsys, "compare", *home.iterdir(), "--plot", tmp_path / "a.svg")
+    for name in ("│ sweep[lr=3e-4] ", "│ sweep[lr=1e-3] ", " tiny[bold] │"):
+        assert name in out
+
+
+def test_a_dollar_in_a_name_is_no_formula(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    text_run(tmp_path / r"x$\q$")
+    text_run(tmp_path / "y", model={"compressed_size": 0}, bits=3)
+    for name in ("a.svg", "a.png"):
+        assert call(capsys, "compare", tmp_path / r"x$\q$", tmp_path / "y", "--plot", tmp_path / name)[0] == 0
+    assert r">x$\q$</text>" in (tmp_path / "a.svg").read_text("utf-8")
+
+
+def test_odd_folders_do_not_hide_the_others(tmp_path, capsys):
+    odd = text_run(tmp_path / "odd")
+    (odd.folder / "environment.jsonl").write_text('[]\n{"time": "2026-01-02T03:04:05Z"}\n', "utf-8")
+    (odd.checkpoints / "step-00000012.partial").mkdir(parents=True)
+    save(odd, 9)
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text('{"model_type": "gpt2", "n_layer": 12}', "utf-8")
+    code, out, _ = call(capsys, "runs", tmp_path, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert [(Path(run["run"]).name, run["started"]) for run in found["runs"]] == [("odd", "2026-01-02T03:04:05Z")]
+    (broken,) = found["broken"]
+    assert broken["reason"] == f"{tmp_path / 'gpt2'} is not a run of ours: its config.json has no table `model`"
+    newest = checkpoint.latest(odd.checkpoints)
+    assert newest is not None
+    assert newest.step == 9
+
+
+@pytest.mark.parametrize(("tokenizer", "kind"), [(ByteTokenizer(), "text"), (MuLawTokenizer(), "speech")])
+def test_a_release_has_the_metric_of_its_run(tmp_path, tokenizer, kind):
+    run = text_run(tmp_path / "run", model={"vocab_size": 256})
+    tokenizer.save(run.folder)
+    save(run, 20)
+    export(run, tmp_path / "release", "last")
+    found = [Overview.read(tmp_path / name) for name in ("run", "release")]
+    assert [each.kind for each in found] == [kind, kind]
+    assert found[0].metric == found[1].metric != UNKNOWN
+
+
+def test_a_test_score_is_in_the_unit_of_its_metric(tmp_path):
+    run = text_run(tmp_path / "run")
+    (run.folder / "evaluation").mkdir()
+    scores = {"whole_split": True, "nats": 200.0, "tokens": 100, "perplexity": math.exp(2), "bits_per_character": 2.5}
+    (run.folder / "evaluation" / "test.json").write_text(json.dumps(scores), "utf-8")
+    assert Overview.read(run.folder).test == 2.5
+    (run.folder / "tokenizer.json").write_text('{"kind": "bpe"}', "utf-8")
+    assert Overview.read(run.folder).test == pytest.approx(math.exp(2))
+    (run.folder / "tokenizer.json").unlink()  # as version 0.1 left it
+    assert Overview.read(run.folder).metric == UNKNOWN
+    assert Overview.read(run.folder).test == pytest.approx(2 / math.log(2))

@@ -135,6 +135,9 @@ def test_samples_follow_the_seed_of_the_harness(home):
 
     assert samples(1) == samples(1) != samples(2)
     assert len(set(samples(1))) == 2
+    first = samples(1)
+    del sampled["temperature"]  # that of do_sample alone is 1
+    assert samples(1) == first
     with pytest.raises(ValueError, match=r"num_beams: expected until"):
         harness.generate_until(requests("generate_until", ("a", {"num_beams": 4})), disable_tqdm=True)
 

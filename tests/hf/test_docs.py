@@ -1,5 +1,6 @@
 """The examples of docs/huggingface.md run as they are, one after the other."""
 
+import json
 import re
 from typing import Any
 
@@ -28,4 +29,5 @@ def test_the_examples_run(tmp_path, monkeypatch):
     once = names["tokenizer"](["The old house", "At sea,"], padding=True, return_tensors="pt")
     release = names["AutoModelForCausalLM"].from_pretrained("release")
     assert names["second"].equal(release.generate(**once, max_new_tokens=40, do_sample=False))
-    assert compressive.load("tuned", device="cpu").step == 3
+    assert compressive.load("tuned", device="cpu").step == 0
+    assert json.loads((tmp_path / "tuned" / "release.json").read_text("utf-8"))["origin"]["step"] == 3

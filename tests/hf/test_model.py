@@ -144,6 +144,35 @@ def test_inputs_that_do_not_fit_are_refused(given, message):
         tiny()(**given)
 
 
+@pytest.mark.parametrize(
+    "given", [{"output_hidden_states": True}, {"output_attentions": True}, {"inputs_embeds": torch.zeros(2, 3, 32)}]
+)
+def test_what_is_not_supported_is_said(given):
+    model, tokens = tiny(), torch.randint(11, (2, 3))
+    (name,) = given
+    with pytest.raises(TypeError, match=f"^{name}: expected none, as a Compressive Transformer"):
+        model(tokens, **given)
+    torch.testing.assert_close(model(tokens, **{name: None}).logits, model(tokens).logits)
+
+
+def test_hidden_states_of_generation_are_refused():
+    with pytest.raises(TypeError, match=r"^output_hidden_states: expected none"):
+        tiny().generate(
+            torch.tensor([[1, 2]]), max_new_tokens=2, do_sample=False, return_dict_in_generate=True,
+            output_hidden_states=True,
+        )  # fmt: skip
+
+
+def test_positions_that_count_on_are_ignored_and_others_refused():
+    model, tokens = tiny(), torch.tensor([[PAD, PAD, 1, 2], [3, 4, 5, 6]])
+    want = model(tokens).logits
+    for positions in ([[0, 1, 2, 3]], [[0, 0, 0, 1], [0, 1, 2, 3]]):
+        torch.testing.assert_close(model(tokens, position_ids=torch.tensor(positions)).logits, want)
+    for positions in ([[0, 1, 0, 1]], [[0, 1, 2]], [[0, 1, 2, 3]] * 3):
+        with pytest.raises(TypeError, match="position_ids: expected none"):
+            model(tokens, position_ids=torch.tensor(positions))
+
+
 def test_copies_of_the_model_are_whole_and_replicas_are_refused():
     model = tiny()
     other = copy.deepcopy(model)
@@ -244,9 +273,20 @@ def test_what_is_saved_loads_on_both_sides(release, tmp_path):
     assert sorted(file.name for file in (tmp_path / "new").iterdir()) == names
     assert len({file.stat().st_mode for file in (tmp_path / "new").iterdir()}) == 1
     ours = compressive.load(tmp_path / "new", device="cpu")
-    assert (ours.step, ours.config.data.corpus) == (3, "tiny")
+    assert (ours.step, ours.config.data.corpus) == (0, "tiny")
+    origin = {"corpus": "tiny", "step": 3, "checkpoint": "best"}
+    about = {"corpus": "tiny", "step": 0, "checkpoint": "last", "origin": origin}
+    assert json.loads((tmp_path / "new" / "release.json").read_text()) == about
     assert torch.equal(tied_embedding(ours.model).bias, model.embedding.bias)
     assert torch.equal(load(tmp_path / "new").embedding.bias, model.embedding.bias)
+
+
+def test_weights_in_shards_are_refused_with_the_remedy(release, tmp_path):
+    with quiet():
+        load(release).save_pretrained(tmp_path / "new", max_shard_size="10KB")
+    assert load(tmp_path / "new").config.model_config == load(release).config.model_config
+    with pytest.raises(FileNotFoundError, match=r'in several shards.*save_pretrained\(folder, max_shard_size="1TB"\)'):
+        compressive.load(tmp_path / "new", device="cpu")
 
 
 def test_a_model_made_here_has_no_tokeniser_of_ours(tmp_path):
@@ -272,7 +312,7 @@ def test_what_is_pushed_to_the_hub_is_a_release(release, tmp_path, monkeypatch):
     with quiet():
         load(release).push_to_hub("someone/tiny")
     assert pushed == {"someone/tiny": tmp_path / "hub"}
-    assert compressive.load(tmp_path / "hub", device="cpu").step == 3
+    assert compressive.load(tmp_path / "hub", device="cpu").tokenizer.kind == "bytes"
     assert load(tmp_path / "hub").config.model_config == load(release).config.model_config
 
 

@@ -136,6 +136,7 @@ class Comparison:
     def table(self) -> "RenderableType":
         """Return a table of results and one of what differs, best recipe first."""
         from rich.console import Group
+        from rich.markup import escape
         from rich.table import Table
 
         letters = [chr(ord("A") + i) for i in range(26)] + [str(i) for i in range(27, len(self.recipes) + 1)]
@@ -150,8 +151,8 @@ class Comparison:
         for letter, recipe in zip(letters, self.recipes, strict=False):
             scores = [_show(recipe.spread(what), ".4f") for what in ("best", "final", *["test"] * tested)]
             results.add_row(
-                letter, recipe.name, ", ".join(map(str, recipe.seeds)), _show(recipe.spread("steps"), ",.0f"), *scores,
-                _show(recipe.spread("speed"), ",.0f"), _parameters(recipe.spread("parameters")),
+                letter, escape(recipe.name), ", ".join(map(str, recipe.seeds)), _show(recipe.spread("steps"), ",.0f"),
+                *scores, _show(recipe.spread("speed"), ",.0f"), _parameters(recipe.spread("parameters")),
             )  # fmt: skip
         if not self.differences:
             return results
@@ -159,7 +160,7 @@ class Comparison:
         for letter in letters[: len(self.recipes)]:
             differs.add_column(letter, justify="right")
         for field, values in self.differences.items():
-            differs.add_row(field, *("–" if value is None else _value(value) for value in values))
+            differs.add_row(field, *("–" if value is None else escape(_value(value)) for value in values))
         return Group(results, differs)
 
     def plot(self, to: Path | BinaryIO) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import statistics
 import struct
 import time
@@ -16,6 +17,7 @@ from typing import Any, Literal, Self
 
 from compressive.analysis.curves import Curves
 from compressive.config import AgentRun, RunConfig, preset_names
+from compressive.data.tokenizer import tokenizer_file
 from compressive.runs.run import RELEASE, naming, read_config
 from compressive.runs.trained import WEIGHTS
 
@@ -73,12 +75,13 @@ class Overview:
         tables = read_config(folder, "compressive train")
         with naming(folder / "config.json"):
             config = AgentRun.from_tables(tables) if "task" in tables else RunConfig.from_tables(tables)
-        tokenizer = _json(folder / "tokenizer.json").get("kind")
+        tokenizer = _json(tokenizer_file(folder)).get("kind")
         metric = RETURN if isinstance(config, AgentRun) else METRICS.get(tokenizer or "", UNKNOWN)
         kind: Kind = (
             "agent" if isinstance(config, AgentRun) else "speech" if tokenizer in ("mulaw", "pcm16") else "text"
         )
-        checkpoints = sorted(path for path in (folder / "checkpoints").glob("step-*") if path.is_dir())
+        places = (folder / "checkpoints").glob("step-*")
+        checkpoints = sorted(path for path in places if path.is_dir() and re.fullmatch(r"step-\d+", path.name))
         curves = Curves.load(folder / "metrics.jsonl")
         return cls(folder, kind, config, metric, curves, checkpoints[-1] if checkpoints else None)
 
@@ -98,7 +101,7 @@ class Overview:
                 found.append(json.loads(line))
             except ValueError:  # cut short by a crash
                 continue
-        return found
+        return [line for line in found if isinstance(line, dict)]
 
     @property
     def preset(self) -> str | None:
@@ -168,9 +171,15 @@ class Overview:
     @property
     def test(self) -> float | None:
         """The score of the whole test split as `compressive evaluate` or training wrote it, in the main metric."""
-        names = {"bits per character": "bits_per_character", "bits per sample": "bits_per_sample"}
         found = _json(self.folder / "evaluation" / "test.json")
-        value = found.get(names.get(self.metric.name, "perplexity")) if found.get("whole_split") else None
+        value = None
+        if found.get("whole_split"):
+            if self.metric.key == "perplexity":
+                value = found.get("perplexity")
+            elif self.metric is not UNKNOWN:
+                value = found.get(self.metric.name.replace(" ", "_"))
+            elif found.get("nats") is not None and found.get("tokens"):
+                value = found["nats"] / found["tokens"] / math.log(2)
         if value is None and self.curves.test:
             value = self.curves.test[-1].get(self.metric.key)
         return value if isinstance(value, int | float) else None

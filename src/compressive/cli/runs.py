@@ -64,19 +64,22 @@ def show(options: Runs) -> int:
 
 
 def _table(runs: list["Overview"], folder: Path) -> "Table":
+    from rich.markup import escape
     from rich.table import Table
 
     from compressive.analysis.overview import SPEEDS
 
-    table = Table(title=f"{len(runs)} run{'s' * (len(runs) > 1)} in {folder}", title_justify="left", box=None)
+    table = Table(
+        title=f"{len(runs)} run{'s' * (len(runs) > 1)} in {escape(str(folder))}", title_justify="left", box=None
+    )
     for name in ("run", "preset", "corpus", "steps", "best score", "speed", "state", "started"):
         right = name in ("steps", "best score", "speed")
         table.add_column(name, justify="right" if right else "left", overflow="fold", header_style="bold")
     for each in runs:
         table.add_row(
-            "." if each.folder == folder else str(each.folder.relative_to(folder)),
-            each.preset or "–",
-            each.corpus,
+            "." if each.folder == folder else escape(str(each.folder.relative_to(folder))),
+            escape(each.preset or "–"),
+            escape(each.corpus),
             f"{each.steps:,}/{each.config.train.steps:,}",
             "–" if each.best is None else f"{each.best:.3f} {each.metric.name}",
             "–" if each.speed is None else f"{each.speed:,.0f} {SPEEDS[each.kind]}",

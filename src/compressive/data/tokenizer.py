@@ -360,13 +360,18 @@ def _work(part: tuple[int, bytes]) -> Tokens:
     return _worker_tokenizer._encode(text, offset)
 
 
+def tokenizer_file(folder: Path) -> Path:
+    """Return where a corpus, a run or a release keeps its tokeniser: a release has it beside Hugging Face's."""
+    return folder / (VOCABULARY if (folder / VOCABULARY).is_file() else FILE)
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read a tokeniser from a folder, which may be a release, or from its tokenizer.json.
 
     Raises FileNotFoundError if there is none, ValueError if it is damaged or its kind is unknown.
     """
     if path.is_dir():
-        path /= VOCABULARY if (path / VOCABULARY).is_file() else FILE
+        path = tokenizer_file(path)
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} does not exist: expected the tokeniser of a prepared corpus; prepare it again with --force"

@@ -115,7 +115,8 @@ class CompressiveModel(LM):  # type: ignore[misc]  # lm_eval is not analysed
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue each context up to a stop string, which is left out, or by `max_gen_toks` tokens.
 
-        Greedy, unless `temperature` or `do_sample` ask for sampling, with `top_p` and `top_k` as in `generate`.
+        Greedy, unless `temperature` or `do_sample` ask for sampling, with `top_p` and `top_k` as in `generate`. The
+        temperature of `do_sample` alone is 1.
         Raises ValueError for other arguments of generation.
         """
         pairs: list[tuple[str, dict[str, Any]]] = [request.args for request in requests]
@@ -238,6 +239,8 @@ class CompressiveModel(LM):  # type: ignore[misc]  # lm_eval is not analysed
 
     def _generate(self, contexts: Sequence[str], arguments: dict[str, Any]) -> list[str]:
         """Continue contexts in one batch."""
+        if arguments.get("do_sample"):
+            arguments = {"temperature": 1.0} | arguments
         asked = normalize_gen_kwargs(arguments)
         stops = [stop for stop in asked.pop("until") if stop]
         length = asked.pop("max_gen_toks")

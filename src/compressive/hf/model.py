@@ -67,12 +67,16 @@ class CompressiveForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
         """Write a folder that `from_pretrained` and `compressive.load` read, see `PreTrainedModel.save_pretrained`.
 
-        The tokeniser is in it if the model was loaded from an export.
+        The tokeniser is in it if the model was loaded from an export, whose release.json is then the new one's
+        `origin`: the weights may have been trained since, for how many steps is not known here. `compressive.load`
+        needs all weights in one file, so `max_shard_size` has to be above their size.
         """
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        about = {"corpus": self.config.data["corpus"], "step": 0, "checkpoint": "last"}
-        for name, content in ({RELEASE: json.dumps(about, indent=1).encode()} | self.files).items():
+        about: dict[str, Any] = {"corpus": self.config.data["corpus"], "step": 0, "checkpoint": "last"}
+        if RELEASE in self.files:
+            about["origin"] = json.loads(self.files[RELEASE])
+        for name, content in (self.files | {RELEASE: json.dumps(about, indent=1).encode()}).items():
             (folder / name).write_bytes(content)
         super().save_pretrained(save_directory, *args, **kwargs)
         if (weights := folder / WEIGHTS).is_file():  # safetensors lets nobody else read it, whatever the umask
@@ -88,6 +92,7 @@ class CompressiveForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
+        **others: Any,
     ) -> CompressiveCausalLMOutput:
         """Read tokens (B, n) of any length, after what the cache has read or from empty memory, window by window.
 
@@ -101,9 +106,10 @@ class CompressiveForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[
             use_cache: return a cache, a new one if none is given. Without one, memory ends with this call.
             logits_to_keep: logits of only the last so many tokens; 0 for all.
             num_items_in_batch: labels in all batches of a gradient accumulation, by which losses are divided.
+            others: what other models take; refused unless None or False. `position_ids` that count on are ignored.
 
         Raises:
-            TypeError: a cache of another kind.
+            TypeError: a cache of another kind, or arguments that are not supported.
             ValueError: labels together with a cache, shapes that do not fit, or tokens that the model does not have.
             RuntimeError: under `torch.nn.DataParallel`.
 
@@ -114,6 +120,7 @@ class CompressiveForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[
                 "them; or make one GPU visible with CUDA_VISIBLE_DEVICES=0"
             )
         real = self._real(input_ids, attention_mask)
+        _refuse(others, real)
         tokens = input_ids.masked_fill(~real, 0)
         self.lm.check_range("input_ids", tokens)
         if past_key_values is not None or use_cache:
@@ -223,6 +230,21 @@ class CompressiveForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[
 
     def _init_weights(self, module: nn.Module) -> None:
         """Leave weights as our own modules have initialised them."""
+
+
+def _refuse(others: dict[str, Any], real: Tensor) -> None:
+    """Raise TypeError for arguments that ask for what this model does not do; `real` (B, n) is False at padding."""
+    asked = {name for name, value in others.items() if value is not None and value is not False}
+    if "position_ids" in asked:
+        positions, both = others["position_ids"].to(real.device), real[:, 1:] & real[:, :-1]
+        fits = positions.shape in (real.shape, real[:1].shape)
+        if fits and bool((positions.diff() == 1).expand_as(both)[both].all()):
+            asked.remove("position_ids")
+    if asked:
+        raise TypeError(
+            f"{', '.join(sorted(asked))}: expected none, as a Compressive Transformer here returns logits, losses and "
+            "a cache, and counts positions itself, on from token to token; compressive analyze shows attention"
+        )
 
 
 def _checked(cache: Any) -> CompressiveCache:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import warnings
@@ -267,7 +268,8 @@ def _flat(parts: Parts) -> dict[str, Tensor]:
 
 
 def _steps(folder: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*") if path.is_dir())
+    found = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.glob("step-*") if path.is_dir())
+    return sorted(int(match[1]) for match in found if match)
 
 
 def _checksum(manifest: dict[str, Any]) -> str:

@@ -89,7 +89,8 @@ class Folder(Generic[Config]):
 def read_config(folder: Path, command: str) -> dict[str, Any]:
     """Read a run's config.json as tables.
 
-    Raises FileNotFoundError, naming the training `command`, if there is none, and ValueError if it is no JSON object.
+    Raises FileNotFoundError, naming the training `command`, if there is none, and ValueError if it is no JSON object,
+    or another program's.
     """
     path = folder / "config.json"
     try:
@@ -104,6 +105,8 @@ def read_config(folder: Path, command: str) -> dict[str, Any]:
         tables = {name: values for name, values in tables.items() if name in ("model", "data", "train")}
     if not isinstance(tables, dict) or not all(isinstance(values, dict) for values in tables.values()):
         raise ValueError(f"{path} is damaged (expected an object of tables); {RESTORE}")
+    if "model" not in tables:
+        raise ValueError(f"{folder} is not a run of ours: its config.json has no table `model`")
     return tables
 
 
@@ -218,7 +221,7 @@ class Run(Folder[RunConfig]):
 
     def tokenizer(self, data_dir: Path | None = None) -> "Tokenizer":
         """Return the run's tokeniser, which its folder holds; runs of version 0.1 have it in their corpus."""
-        from compressive.data.tokenizer import FILE, VOCABULARY, load_tokenizer
+        from compressive.data.tokenizer import load_tokenizer, tokenizer_file
 
-        kept = any((self.folder / name).is_file() for name in (VOCABULARY, FILE))
+        kept = tokenizer_file(self.folder).is_file()
         return load_tokenizer(self.folder) if kept else self.corpus(data_dir).tokenizer

@@ -118,6 +118,11 @@ class Trained:
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     """Read safetensors only: loading a pickle can run arbitrary code."""
+    if not path.is_file() and path.with_name(f"{path.name}.index.json").is_file():
+        raise FileNotFoundError(
+            f"{path} does not exist: {path.parent} holds weights in several shards, expected one file; load them with "
+            'from_pretrained and save them again in one: save_pretrained(folder, max_shard_size="1TB")'
+        )
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: expected weights as safetensors; no other format is loaded")
     try:

@@ -1,6 +1,7 @@
 """The report of an agent: returns and right choices beside chance, an oracle and humans, and one episode to watch."""
 
 import base64
+import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ def _episode(folder: str, device: torch.device) -> tuple[bytes | None, str]:
 
 
 def _page(overview: Overview, run: AgentFolder, found: Findings) -> Page:
-    config = run.config
+    config, folder = run.config, shlex.quote(str(run.folder))
     remembers = config.agent.core in ("compressive", "txl")
     sections = [
         *([memory_section(config.memory, "steps")] if remembers else []),
@@ -125,10 +126,10 @@ def _page(overview: Overview, run: AgentFolder, found: Findings) -> Page:
         provenance(overview, found.step, task=config.task.name),
         configuration(overview),
         next_commands({
-            f"compressive rl watch {run.folder} --out episode.gif": "Watch another episode:",
-            f"compressive rl evaluate {run.folder} --episodes 4096": "Evaluate it on more episodes:",
-            f"compressive rl train --resume {run.folder} --train.steps {2 * config.train.steps}": "Train it longer:",
-            f"compressive compare {run.folder} OTHER_RUN": "Compare it with another agent:",
+            f"compressive rl watch {folder} --out episode.gif": "Watch another episode:",
+            f"compressive rl evaluate {folder} --episodes 4096": "Evaluate it on more episodes:",
+            f"compressive rl train --resume {folder} --train.steps {2 * config.train.steps}": "Train it longer:",
+            f"compressive compare {folder} OTHER_RUN": "Compare it with another agent:",
         }),
     ]  # fmt: skip
     about = (

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import html
 import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,7 +162,7 @@ def _clips(corpus: "Corpus", scored: int) -> "list[Clip]":
 
 
 def _page(overview: Overview, run: Run, corpus: "Corpus", found: Findings) -> Page:
-    model = run.config.model
+    model, folder = run.config.model, shlex.quote(str(run.folder))
     sections = [
         *([memory_section(model, "samples")] if isinstance(model, ModelConfig) else []),
         Section("The score", _score(found)),
@@ -173,9 +174,9 @@ def _page(overview: Overview, run: Run, corpus: "Corpus", found: Findings) -> Pa
         }),
         configuration(overview),
         next_commands({
-            f"compressive generate {run.folder} --out speech.wav": "Let it speak:",
-            f"compressive evaluate {run.folder} --split test": "Score the whole test split:",
-            f"compressive compare {run.folder} OTHER_RUN": "Compare it with another run of speech:",
+            f"compressive generate {folder} --out speech.wav": "Let it speak:",
+            f"compressive evaluate {folder} --split test": "Score the whole test split:",
+            f"compressive compare {folder} OTHER_RUN": "Compare it with another run of speech:",
         }),
     ]  # fmt: skip
     size = (

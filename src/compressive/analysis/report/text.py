@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,14 +160,20 @@ def _evaluated(run: Run, step: int, config: ModelConfig, request: Request) -> di
     wanted = {
         "split": "test", "checkpoint": request.which, "step": step, "whole_split": True, "precision": "fp32",
         "dynamic_learning_rate": None, "memory_size": config.memory_size, "compressed_size": config.compressed_size,
+        "empty_memory": config.empty_memory,
     }  # fmt: skip
     wanted = json.loads(json.dumps(wanted))  # tuples become lists, as in the files
-    for path in sorted((run.folder / "evaluation").glob("test*.json")):
+    paths = (run.folder / "evaluation").glob("test*.json")
+    for path in sorted(paths, key=lambda path: (path.name != "test.json", path.name)):
         try:
             found = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError):
             continue
-        if isinstance(found, dict) and all(found.get(key, ...) == value for key, value in wanted.items()):
+        if not isinstance(found, dict):
+            continue
+        if path.name == "test.json":  # scored as trained; an old file may not say so
+            found.setdefault("empty_memory", config.empty_memory)
+        if all(found.get(key, ...) == value for key, value in wanted.items()):
             return found | {"path": str(Path("evaluation") / path.name)}
     return None
 
@@ -342,7 +349,7 @@ def _samples(folder: Path) -> str:
 
 
 def _next(run: Run, found: Findings) -> dict[str, str]:
-    folder = str(run.folder)
+    folder = shlex.quote(str(run.folder))
     lines = {f'compressive generate {folder} --prompt "Once upon a time"': "Let it write:"}
     model = transformer(run.config.model)
     if any(model.compressed_sizes):
