@@ -105,7 +105,7 @@ def read_config(folder: Path, command: str) -> dict[str, Any]:
         tables = {name: values for name, values in tables.items() if name in ("model", "data", "train")}
     if not isinstance(tables, dict) or not all(isinstance(values, dict) for values in tables.values()):
         raise ValueError(f"{path} is damaged (expected an object of tables); {RESTORE}")
-    if "model" not in tables:
+    if tables.keys().isdisjoint(("model", "task")):
         raise ValueError(f"{folder} is not a run of ours: its config.json has no table `model`")
     return tables
 
