@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,11 +25,19 @@ TRAINABLE: list[Compression] = ["conv", "dilated", "gru", "attention"]
 
 
 def benchmark(name: str) -> ModuleType:
-    """One of the scripts in benchmarks/."""
-    folder = str(ROOT / "benchmarks")
-    if folder not in sys.path:
-        sys.path.append(folder)
-    return importlib.import_module(name)
+    """One of the scripts in benchmarks/, by its path: a folder of tests may have the same name."""
+    path = ROOT / "benchmarks" / f"{name}.py"
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    found = sys.modules.get(name)
+    if found is not None and getattr(found, "__file__", None) == str(path):
+        return found
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def tiny_config(**values: Any) -> ModelConfig:

@@ -47,7 +47,7 @@ def test_operations_run_in_their_reference_form():
 
 def test_kernels_that_are_asked_for_are_refused(monkeypatch):
     monkeypatch.setattr(dispatch, "INTERPRETED", False)
-    case = {"device": "mps", "dtype": torch.float32, "head_width": 64, "dropout": 0.0}
+    case = {"device": "mps", "dtype": torch.float32, "head_width": 64}
     with dispatch.using("fused"), pytest.raises(ValueError, match="the device is mps, the kernel needs CUDA; use auto"):
         dispatch.choose("relative_attention", triton=True, **case)
 
