@@ -111,7 +111,7 @@ def test_table_and_picture_of_a_part_of_the_rows(tmp_path):
     assert "| rate 8, mean | 16 + 16 at rate 8 | 144 | – | – | – | – |" in table
     verdicts = experiment.verdicts(rows)
     assert "rate 8, mean against rate 8: not measured yet." in verdicts
-    assert verdicts[-1].endswith("against TransformerXL: +8.0 bytes of reach, seeds differ by up to 0.0: higher.")
+    assert verdicts[-1].endswith("against TransformerXL: +8.0 ± 0.0 bytes of reach, seeds differ by up to 0.0: higher.")
     experiment.plot(rows, tmp_path / "recall.png")
     assert (tmp_path / "recall.png").stat().st_size > 20_000
     experiment.plot([row for row in rows if row.row.name == "recall-txl"], tmp_path / "part.png")

@@ -42,7 +42,9 @@ def test_a_difference_within_the_spread_of_seeds_is_inconclusive():
     within = Comparison.of([1.3554, 1.3596], [1.3448, 1.3599])
     assert within.verdict == "inconclusive"
     assert within.spread == pytest.approx(0.0151)
-    assert within.sentence("a", "b") == "a against b: +0.0051 bits, seeds differ by up to 0.0151: inconclusive."
+    assert (
+        within.sentence("a", "b") == "a against b: +0.0051 ± 0.0337 bits, seeds differ by up to 0.0151: inconclusive."
+    )
     assert Comparison.of([1.0, 1.25], [1.25, 1.5]).verdict == "inconclusive"  # as much as the spread is not more
 
 
@@ -55,7 +57,8 @@ def test_a_difference_beyond_the_spread_is_lower_or_higher():
 
 def test_measurements_of_the_same_runs_are_compared_seed_by_seed():
     assert Comparison.of([1.0, 1.5], [1.1, 1.62]).verdict == "inconclusive"
-    assert Comparison.paired([1.0, 1.5], [1.1, 1.62]).verdict == "lower"
+    assert Comparison.paired([1.0, 1.5], [1.1, 1.62]).verdict == "inconclusive"  # two differences tell too little
+    assert Comparison.paired([1.0, 1.5, 1.2], [1.1, 1.62, 1.31]).verdict == "lower"
     assert Comparison.paired([1.0, 1.5], [1.1, 1.4]).verdict == "inconclusive"
     assert Comparison.paired([], []).verdict == "inconclusive"
 
@@ -66,6 +69,13 @@ def test_one_seed_or_none_is_inconclusive():
     assert "one seed: inconclusive" in Comparison.of([1.0], [2.0]).sentence("a", "b")
     assert Comparison.of([], [2.0, 2.0]).verdict == "inconclusive"
     assert Comparison.of([], [2.0]).sentence("a", "b") == "a against b: not measured yet."
+
+
+def test_the_interval_of_a_difference_is_student_s():
+    found = Comparison.of([1.0, 1.2, 1.1], [2.0, 2.3, 2.0])
+    assert found.margin == pytest.approx(0.3205, abs=1e-3)  # as scipy.stats.ttest_ind has it
+    paired = Comparison.paired([1.0, 1.5, 1.2], [1.1, 1.62, 1.31])
+    assert paired.margin == pytest.approx(4.303 * 0.01 / 3**0.5, rel=1e-3)
 
 
 def test_figures_show_the_spread():

@@ -14,6 +14,7 @@ Seeds, training, resuming and files are the runner's concern.
 
 import dataclasses
 import functools
+import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -191,6 +192,17 @@ def configured(preset: str, **tables: Mapping[str, Any]) -> RunConfig:
     return RunConfig.from_tables(merged)
 
 
+_STUDENT = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""97.5 % quantiles of Student's t distribution with 1 to 30 degrees of freedom."""
+
+
+def _student(freedom: int) -> float:
+    return math.inf if freedom < 1 else _STUDENT[min(freedom, len(_STUDENT)) - 1]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Two rows, seed by seed: how far their means are apart, and how far the seeds of one row are."""
@@ -199,26 +211,40 @@ class Comparison:
     """Mean of the first less mean of the second; None if one has no values."""
     spread: float
     """Between the lowest and the highest seed of a row, in the row that has most of it."""
+    margin: float
+    """Half the width of the 95 % interval of the difference, by Student's t."""
     seeds: int
     """Seeds of the row that has fewer."""
 
     @classmethod
     def of(cls, first: Sequence[float], second: Sequence[float], *others: Sequence[float]) -> Self:
-        """Compare the values of two rows, one per seed; the spread is also that of the other rows of their table."""
+        """Compare the values of two rows, one per seed; spread and variance are those of all rows of their table."""
         if not first or not second:
-            return cls(None, 0.0, 0)
-        spread = max(max(values) - min(values) for values in (first, second, *others) if values)
-        return cls(statistics.mean(first) - statistics.mean(second), spread, min(len(first), len(second)))
+            return cls(None, 0.0, math.inf, 0)
+        rows = [values for values in (first, second, *others) if values]
+        spread = max(max(values) - min(values) for values in rows)
+        freedom = sum(len(values) - 1 for values in rows)
+        squares = sum((len(values) - 1) * statistics.variance(values) for values in rows if len(values) > 1)
+        error = math.sqrt(squares / max(1, freedom) * (1 / len(first) + 1 / len(second)))
+        difference = statistics.mean(first) - statistics.mean(second)
+        return cls(difference, spread, _student(freedom) * error, min(len(first), len(second)))
 
     @classmethod
     def paired(cls, first: Sequence[float], second: Sequence[float]) -> Self:
         """Compare two measurements of the same runs: the spread is that of their difference, seed by seed."""
-        return cls.of([a - b for a, b in zip(first, second, strict=True)], [0.0] * len(second))
+        apart = [a - b for a, b in zip(first, second, strict=True)]
+        if not apart:
+            return cls(None, 0.0, math.inf, 0)
+        error = statistics.stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
+        return cls(statistics.mean(apart), max(apart) - min(apart), _student(len(apart) - 1) * error, len(apart))
 
     @property
     def verdict(self) -> Literal["lower", "higher", "inconclusive"]:
-        """Whether the first is lower or higher; inconclusive with one seed, or if seeds differ as much as rows do."""
-        if self.difference is None or self.seeds < 2 or abs(self.difference) <= self.spread:
+        """Whether the first is lower or higher.
+
+        Inconclusive with one seed, if seeds differ as much as rows do, or if the 95 % interval has 0 in it.
+        """
+        if self.difference is None or self.seeds < 2 or abs(self.difference) <= max(self.spread, self.margin):
             return "inconclusive"
         return "lower" if self.difference < 0 else "higher"
 
@@ -229,8 +255,8 @@ class Comparison:
         if self.seeds < 2:
             return f"{first} against {second}: {self.difference:+.{digits}f} {unit}, one seed: inconclusive."
         return (
-            f"{first} against {second}: {self.difference:+.{digits}f} {unit}, seeds differ by up to "
-            f"{self.spread:.{digits}f}: {self.verdict}."
+            f"{first} against {second}: {self.difference:+.{digits}f} ± {self.margin:.{digits}f} {unit}, seeds differ "
+            f"by up to {self.spread:.{digits}f}: {self.verdict}."
         )
 
 

@@ -33,7 +33,7 @@ SIZES: Mapping[Scale, tuple[int, ...]] = {
     "paper": (0, 512, 1152, 2048, 3072, 4096),
 }
 """Slots of compressed memory; the third is that of training."""
-VALIDATION: Mapping[Scale, int | None] = {"tiny": 20_000, "small": 1_000_000, "paper": None}
+VALIDATION: Mapping[Scale, int | None] = {"tiny": 80_000, "small": 1_000_000, "paper": None}
 """Bytes of the validation split that sizes are chosen on; None: all."""
 TEST: Mapping[Scale, int | None] = {"tiny": 60_000, "small": None, "paper": None}
 """Bytes of the test split that are scored; None: all."""

@@ -17,6 +17,7 @@ and fall to chance within one window.
 """
 
 import dataclasses
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -225,12 +226,16 @@ class Recall(Experiment):
         """Write the stream, as a corpus of bytes, unless it is there."""
         base, sizes = _base(scale), SIZES[scale]
         folder = data_dir / base.data.corpus
+        settings = {"sizes": str(tuple(sizes))}
         if (folder / "manifest.json").exists():
+            kept = json.loads((folder / "manifest.json").read_text("utf-8")).get("settings")
+            if kept != settings:
+                raise ValueError(f"{folder} has {kept}: expected {settings}; remove the folder, to make it anew")
             return
         window = base.train.batch * sizes.slots
         lengths = {"train": (base.train.steps + 1) * window, "valid": 10 * window, "test": sizes.test_bytes}
         splits = {name: [stream(n, sizes, [0, i])] for i, (name, n) in enumerate(lengths.items())}
-        write_corpus(folder, folder.name, ByteTokenizer(), splits, {}, settings={"sizes": str(tuple(sizes))})
+        write_corpus(folder, folder.name, ByteTokenizer(), splits, {}, settings=settings)
 
     def measure(self, run: Run, scale: Scale) -> dict[str, Any]:
         """Answer the questions of the test split."""

@@ -13,12 +13,12 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressive.bench import write_results
+from compressive.bench import processor, write_results
 from compressive.config import RunConfig
 from compressive.console import SIGN_OF_LIFE, note, progress_bar, warn
 from compressive.distributed import World
@@ -35,6 +35,10 @@ GRACE = 60.0
 """Seconds that a run has to save its state before it is killed."""
 ROW = "row.json"
 """Where a run keeps its row and its configuration."""
+TRAINED = ("commit", "torch", "gpu", "time")
+"""What is kept of each start of a training run."""
+MEASURED = ("commit", "time", "cpu", "gpu", "cpu_cores", "threads", "torch", "cuda", "python")
+"""What is kept of where a run was measured."""
 INTERPRETER = [sys.executable]
 """Starts a process for a run."""
 
@@ -147,11 +151,16 @@ def work(words: dict[str, Any]) -> int:
     code = loop.train(preflight.begin(task.folder, config, (), True, world), world)
     if code == loop.FINISHED:
         seconds = json.loads((task.folder / "metrics.jsonl").read_text("utf-8").splitlines()[-1])["seconds"]
-        about = describe_environment()
+        starts = [json.loads(line) for line in (task.folder / "environment.jsonl").read_text("utf-8").splitlines()]
+        about = describe_environment() | {"cpu": processor()}
         for experiment in task.due:
             found = experiment.measure(Run.open(task.folder), options.scale)
-            where = {name: about[name] for name in ("gpu", "torch", "commit", "time")}
-            kept = {"training_seconds": seconds, **where, "found": found}
+            kept = {
+                "training_seconds": seconds,
+                "trained": [{name: start[name] for name in TRAINED} for start in starts],  # once per start
+                "measured": {name: about[name] for name in MEASURED},
+                "found": found,
+            }
             write_atomically(_measurement(task.folder, experiment), json.dumps(kept, indent=1) + "\n")
     return code
 
@@ -244,6 +253,21 @@ def _last_line(task: Task) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
+def _provenance(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return commit, time and hardware of the measurements, not of whoever writes them to a file."""
+    places = [row["measured"] for row in rows]
+    commits = {place["commit"] for place in places} | {start["commit"] for row in rows for start in row["trained"]}
+    hardware = {
+        json.dumps({name: place[name] for name in MEASURED if name not in ("commit", "time")}) for place in places
+    }
+    machines = [json.loads(one) for one in sorted(hardware)]
+    return {
+        "commit": ", ".join(sorted(commit or "unknown" for commit in commits)),
+        "time": max(place["time"] for place in places),
+        "hardware": machines[0] if len(machines) == 1 else machines,
+    }
+
+
 def write(experiment: Experiment, options: Options, command: str) -> None:
     """Write an experiment's JSON, table and picture from what was measured so far; nothing if that is nothing."""
     seeds, rows, flat = options.seeds_of(experiment), [], []
@@ -262,7 +286,7 @@ def write(experiment: Experiment, options: Options, command: str) -> None:
     missing = len(seeds) * len(rows) - len(flat)
     write_results(
         path, what, command, flat, experiment=experiment.name, scale=options.scale, seeds=seeds,
-        complete=missing == 0, verdicts=verdicts,
+        complete=missing == 0, verdicts=verdicts, **_provenance(flat),
         configs={row.row.name: dataclasses.asdict(row.row.config) for row in rows},
     )  # fmt: skip
     unfinished = [f"**Not complete: {missing} of {len(seeds) * len(rows)} runs are missing.**"] * bool(missing)
