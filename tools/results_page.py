@@ -39,7 +39,7 @@ def _outcome(root: Path, name: str, scale: str) -> str:
     open_ones = sum(word not in ("lower", "higher") for word in words)
     said = "inconclusive" if open_ones == len(words) else f"{len(words) - open_ones} of {len(words)} beyond the spread"
     partly = "" if found["complete"] else ", part of the runs"
-    device = (found["rows"][0]["gpu"] or "CPU").removeprefix("NVIDIA ")
+    device = (found["rows"][0]["measured"]["gpu"] or "CPU").removeprefix("NVIDIA ")
     return f"{said} ([{device}, {len(found['seeds'])} seeds{partly}](../{RESULTS}/{name}/{scale}.json))"
 
 
