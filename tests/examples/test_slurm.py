@@ -19,6 +19,7 @@ for rank in range(2):
     own = os.environ | {{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2"}}
     tasks.append(subprocess.Popen(words, env=own))
 signal.signal(signal.SIGTERM, lambda *_: [task.send_signal(signal.SIGTERM) for task in tasks])
+open("srun.pid", "w").write(str(os.getpid()))
 codes = [task.wait() for task in tasks]
 sys.exit(max(codes))
 """
@@ -67,7 +68,9 @@ def test_a_job_that_is_stopped_is_queued_again_and_goes_on(tmp_path):
                 assert job.poll() is None, (tmp_path / "first.log").read_text("utf-8")
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-            os.killpg(job.pid, signal.SIGTERM)  # Slurm signals the steps, and with preemption the script too
+            # Slurm signals the tasks once (a second signal would end them unsaved); with preemption the script, too.
+            os.kill(int((tmp_path / "srun.pid").read_text()), signal.SIGTERM)
+            os.kill(job.pid, signal.SIGTERM)
             assert job.wait(timeout=120) == 75, (tmp_path / "first.log").read_text("utf-8")
         finally:
             if job.poll() is None:
