@@ -7,6 +7,7 @@ import shutil
 import time
 import types
 
+import numpy as np
 import pytest
 from helpers import TESTS
 from training_helpers import tiny_corpus
@@ -69,6 +70,15 @@ def test_one_seed_or_none_is_inconclusive():
     assert "one seed: inconclusive" in Comparison.of([1.0], [2.0]).sentence("a", "b")
     assert Comparison.of([], [2.0, 2.0]).verdict == "inconclusive"
     assert Comparison.of([], [2.0]).sentence("a", "b") == "a against b: not measured yet."
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_verdicts_without_a_difference_are_rare(seeds):
+    random = np.random.default_rng(0)
+    draws = random.normal(size=(2000, 3, seeds))
+    for compare in (Comparison.of, lambda a, b, _: Comparison.paired(a, b)):
+        found = [compare(*map(list, rows)).verdict for rows in draws]
+        assert sum(verdict != "inconclusive" for verdict in found) < 0.065 * len(found)  # 5 %, and the noise of 2,000
 
 
 def test_the_interval_of_a_difference_is_student_s():

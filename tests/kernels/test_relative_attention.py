@@ -10,17 +10,6 @@ from compressive.kernels import dispatch
 pytest.importorskip("triton", reason="triton is not installed")
 
 
-@pytest.fixture
-def kernels(monkeypatch):
-    """The kernel module, with small tiles; without a GPU its kernels are interpreted (conftest.py)."""
-    from compressive.kernels import relative_attention
-
-    small = {kernel: {128: (16, 16, 4, 1)} for kernel in relative_attention.TILES}
-    monkeypatch.setattr(relative_attention, "TILES", small)
-    monkeypatch.setattr(relative_attention, "ROW_ALIGNMENT", 16)
-    return relative_attention
-
-
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
 @pytest.mark.parametrize("segmented", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize(

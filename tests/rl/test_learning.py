@@ -8,7 +8,15 @@ import torch
 from rl_helpers import CPU, build, tiny_agent_run
 from torch.nn import functional as F
 
-from compressive.rl.learning import Learner, UpdateStats, between, correlation, foretelling_loss, mean_stats, shaped
+from compressive.rl.learning import (
+    Learner,
+    UpdateStats,
+    between,
+    correlation,
+    mean_stats,
+    outcome_prediction_loss,
+    shaped,
+)
 from compressive.rl.vtrace import vtrace
 
 
@@ -118,21 +126,21 @@ def test_rates_change_linearly_with_progress():
     assert late.loss.item() == pytest.approx((late.policy_loss + 0.5 * late.baseline_loss).item(), rel=1e-5)
 
 
-def test_a_choice_is_foretold_in_the_steps_before_it_and_in_its_episode_alone():
+def test_a_choice_is_predicted_in_the_steps_before_it_and_in_its_episode_alone():
     """Two rows of five steps: a wrong choice by action 3; a right one by action 4, after an episode's start."""
     choice = torch.tensor([[0, 0, 0, 0, -1, 0], [0, 0, 0, 0, 0, 1]])
     start = torch.tensor([[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0]]).bool()
     logits = torch.linspace(-2, 3, 10).view(2, 5).requires_grad_()
-    loss = foretelling_loss(logits, choice, start, steps=3)
+    loss = outcome_prediction_loss(logits, choice, start, steps=3)
     counted = [(0, 1, 0.0), (0, 2, 0.0), (0, 3, 0.0), (1, 3, 1.0), (1, 4, 1.0)]
     want = torch.stack([F.binary_cross_entropy_with_logits(logits[b, t], torch.tensor(y)) for b, t, y in counted])
     assert loss.item() == pytest.approx(want.mean().item(), rel=1e-6)
     (gradient,) = torch.autograd.grad(loss, logits)
     assert gradient.nonzero().tolist() == [[b, t] for b, t, _ in counted]
-    assert foretelling_loss(logits, choice * 0, start, steps=3) == 0
+    assert outcome_prediction_loss(logits, choice * 0, start, steps=3) == 0
 
 
-def test_the_head_that_foretells_learns_and_is_absent_by_default():
+def test_the_head_that_predicts_learns_and_is_absent_by_default():
     run = tiny_agent_run(agent={"outcome_steps": 4}, train={"optimiser": "adam", "learning_rate": 1e-2})
     _, agent, actor = build(run)
     learner, rollout = Learner(agent, run.train, CPU), actor.rollout()

@@ -87,7 +87,7 @@ class AgentConfig:
     features: int = 256
     """Features of an observation that the memory core reads."""
     outcome_steps: int = 0
-    """Ours: a head foretells a choice's outcome in so many steps before it, as an auxiliary task; 0: no head."""
+    """Ours: a head predicts a choice's outcome in so many steps before it, as an auxiliary task; 0: no head."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channels", tuple(self.channels))

@@ -24,7 +24,7 @@ class UpdateStats(NamedTuple, Generic[Value]):
     policy_loss: Value
     baseline_loss: Value
     entropy: Value
-    outcome_loss: Value  # of the head that foretells choices; 0 without it
+    outcome_loss: Value  # of the head that predicts choices; 0 without it
     compression_loss: Value
     ratio: Value  # mean importance ratio, target over behaviour policy; 1 on policy
     gradient_norm: Value  # before clipping, of all parameters but the compressors'
@@ -54,8 +54,8 @@ def between(first: float, last: float | None, progress: float) -> float:
     return first if last is None else first + (last - first) * min(1.0, progress)
 
 
-def foretelling_loss(logits: Tensor, choice: Tensor, start: Tensor, steps: int) -> Tensor:
-    """Return the cross-entropy of foretelling a choice's outcome in the last `steps` steps before it, ().
+def outcome_prediction_loss(logits: Tensor, choice: Tensor, start: Tensor, steps: int) -> Tensor:
+    """Return the cross-entropy of predicting a choice's outcome in the last `steps` steps before it, ().
 
     logits (B, T) that it will be right; choice (B, T + 1), 1, -1 or 0, and start (B, T + 1) as in a Rollout. Steps
     without a choice in the rollout so soon after them, within the same episode, do not count.
@@ -121,7 +121,9 @@ class Learner:
         loss = policy_loss + options.baseline_cost * baseline_loss - entropy_cost * entropy
         outcome_loss = loss.new_zeros(())
         if out.outcomes is not None:
-            outcome_loss = foretelling_loss(out.outcomes, rollout.choice, rollout.start, self.agent.outcome_steps)
+            outcome_loss = outcome_prediction_loss(
+                out.outcomes, rollout.choice, rollout.start, self.agent.outcome_steps
+            )
             loss = loss + options.outcome_cost * outcome_loss
         (loss + out.compression_loss).backward()  # no weighting: the two losses share no parameter
 
