@@ -104,8 +104,9 @@ def _attention(config: Any, p: dict, h: Array, memory: RowMemory, starts: Array)
     sinusoids = np.stack([_sinusoid(distance, config.d_model) for distance in range(len(slots))])
     near = sinusoids @ p["Wr"]
     far, v_far = near, p["v"]
-    if config.compressed_positions == "separate":
+    if config.compressed_positions != "shared":
         far, v_far = sinusoids @ p["Wr_far"], p["v_far"]
+    skipped = n_m if config.compressed_positions == "from_window" else 0
     out, received = np.zeros((n_s, config.d_model)), [0.0] * n_m
     for k, block in enumerate(_blocks(config)):
         for t in range(n_s):
@@ -116,7 +117,7 @@ def _attention(config: Any, p: dict, h: Array, memory: RowMemory, starts: Array)
             for j in visible:
                 content = np.dot(q + p["u"][k], keys[j, block])
                 if j < n_cm:
-                    position = np.dot(q + v_far[k], far[here - j, block])
+                    position = np.dot(q + v_far[k], far[here - j - skipped, block])
                 else:
                     position = np.dot(q + p["v"][k], near[here - j, block])
                 scores.append((content + position) / math.sqrt(width))

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import COMPRESSIONS, TRAINABLE, build
+from helpers import TRAINABLE, WITH_A_LOSS, build
 from training_helpers import model_config, tiny_corpus, tiny_run_config
 
 from compressive.config import ModelConfig
@@ -62,8 +62,7 @@ def test_a_run_without_checkpoint_is_refused(tmp_path, data_dir):
         Trained.load(a_run(tmp_path, data_dir, steps=()))
 
 
-@pytest.mark.parametrize("loss", ["attention", "autoencoding"])
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize(("compression", "loss"), WITH_A_LOSS)
 def test_compressed_memory_can_be_switched_off(compression, loss, tmp_path, data_dir):
     trained = Trained.load(a_run(tmp_path, data_dir, compression=compression, compression_loss=loss))
     model = trained.model(trained.eval_config(compressed_size=0).model)

@@ -64,7 +64,7 @@ def rows_apart(model):
     [
         {},
         {"compression": "most_used"},
-        {"memory_size": (3, 5), "compressed_size": (2, 0), "compressed_positions": "separate", "norm": "pre"},
+        {"memory_size": (3, 5), "compressed_size": (2, 0), "compressed_positions": "from_window", "norm": "pre"},
         {"window": 1, "compression_rate": 1},
     ],
     ids=["plain", "most used", "uneven", "windows of one"],

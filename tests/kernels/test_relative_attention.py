@@ -95,7 +95,8 @@ def test_shapes_are_known_without_running(kernels):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [
-    {}, {"compression": "most_used", "compression_loss": "none"}, {"compressed_positions": "separate", "norm": "pre"},
+    {}, {"compression": "most_used", "compression_loss": "none"},
+    {"compressed_positions": "from_window", "norm": "pre"},
 ])  # fmt: skip
 def test_a_model_is_the_same_with_either(kernels, model):
     """Losses, gradients and memories over some windows, a document starting in the middle of one."""

@@ -100,10 +100,10 @@ def test_linear_layers_with_norm_relu_and_residual(kernels, B, K, N, dtype, vari
         {},
         {"compressed_positions": "separate"},
         {"norm": "pre"},
-        {"compressed_positions": "separate", "norm": "pre"},
+        {"compressed_positions": "from_window", "norm": "pre"},
         {"compression": "most_used", "compression_loss": "none"},
     ],
-    ids=["plain", "separate", "pre-norm", "both", "most used"],
+    ids=["plain", "separate", "pre-norm", "separate from window, pre-norm", "most used"],
 )
 def test_a_model_steps_with_the_kernels_as_without(kernels, variant):
     config = tiny_config(d_model=32, memory_size=(6, 3), compressed_size=(3, 2), **variant)

@@ -1,11 +1,14 @@
 """Relative attention: the shift against its definition, both position schemes, visibility."""
 
+import dataclasses
+
 import pytest
 import torch
-from helpers import build, random_tokens, tiny_config
+from helpers import build, random_tokens, tiny_config, windows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compressive import Memory
 from compressive.model.attention import (
     relative_attention,
     relative_shift,
@@ -43,11 +46,11 @@ def test_visibility_is_causal_and_within_a_document():
     assert seen[1].long().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
 
 
-@pytest.mark.parametrize("positions", ["shared", "separate"])
+@pytest.mark.parametrize("positions", ["shared", "separate", "from_window"])
 def test_compressed_slots_have_positions_of_their_own_only_when_asked(positions):
     model = build(tiny_config(compressed_positions=positions, compression="mean"))
     names = [name for name, _ in model.named_parameters() if "far_" in name]
-    assert len(names) == (4 if positions == "separate" else 0)
+    assert len(names) == (0 if positions == "shared" else 4)
     assert not model.compressor_parameters()
     if positions == "separate":  # with equal weights both schemes are one
         shared = build(tiny_config(compression="mean"))
@@ -59,6 +62,21 @@ def test_compressed_slots_have_positions_of_their_own_only_when_asked(positions)
         model.load_state_dict(weights)
         tokens, memory = random_tokens(model.config, 2, 4), model.initial_memory(2)
         torch.testing.assert_close(model(tokens, memory).logits, shared(tokens, memory).logits)
+
+
+@pytest.mark.parametrize("positions", ["separate", "from_window"])
+def test_only_distances_from_the_window_do_not_depend_on_the_size_of_recent_memory(positions):
+    config = tiny_config(compressed_positions=positions, memory_size=4)
+    model, larger = build(config), build(dataclasses.replace(config, memory_size=9))
+    tokens = random_tokens(config, 2, 4 * 4)
+    memory = model.initial_memory(2)
+    for window in windows_of(tokens, 4):
+        memory = model(window, memory).memory
+    hidden = Memory(
+        tuple(dataclasses.replace(layer, recent_valid=layer.recent_valid & False) for layer in memory.layers), False
+    )
+    got = larger(window, hidden.resize(memory_size=9)).logits
+    assert torch.allclose(got, model(window, hidden).logits) == (positions == "from_window")
 
 
 def test_attention_dropout_acts_in_training_only():

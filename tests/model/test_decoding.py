@@ -27,7 +27,7 @@ def stepped(model, tokens, state, starts=None):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("positions", ["shared", "separate"])
+@pytest.mark.parametrize("positions", ["shared", "separate", "from_window"])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_steps_equal_the_windowed_pass(compression, positions, norm, dtype, tolerance):
     config = tiny_config(compression=compression, compressed_positions=positions, norm=norm)
@@ -50,10 +50,12 @@ def test_steps_equal_the_windowed_pass(compression, positions, norm, dtype, tole
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 2), (4, 2, 4), (9, 5, 3), ((2, 6), (0, 3), (1, 2)), (6, 0, 2), (0, 0, 1)])
+@pytest.mark.parametrize("positions", ["shared", "from_window"])
 @pytest.mark.filterwarnings("ignore:window=4 is not a multiple")
-def test_steps_equal_the_windowed_pass_at_any_sizes(sizes):
+def test_steps_equal_the_windowed_pass_at_any_sizes(sizes, positions):
     recent, compressed, rate = sizes
-    config = tiny_config(memory_size=recent, compressed_size=compressed, compression_rate=rate, empty_memory="masked")
+    values = {"memory_size": recent, "compressed_size": compressed, "compression_rate": rate}
+    config = tiny_config(**values, empty_memory="masked", compressed_positions=positions)
     model = build(config)
     tokens = random_tokens(config, 2, 5 * 4 + 1)
     got, _ = stepped(model, tokens, model.decoding_state(model.initial_memory(2)))

@@ -21,6 +21,7 @@ def cases(draw, compression):
     compressed = draw(st.lists(st.sampled_from([0, 1, 2, 3, 5]), min_size=n_layers, max_size=n_layers))
     recent = [draw(st.integers(1 if c else 0, 9)) for c in compressed]
     rate = draw(st.lists(st.integers(1, window), min_size=n_layers, max_size=n_layers))
+    losses = ["attention", "none"] if compression == "most_used" else ["attention", "autoencoding", "none"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of dropped remainders, which are meant here
         config = ModelConfig(
@@ -34,8 +35,8 @@ def cases(draw, compression):
             compressed_size=tuple(compressed),
             compression_rate=tuple(rate),
             compression=compression,
-            compression_loss=draw(st.sampled_from(["attention", "autoencoding", "none"])),
-            compressed_positions=draw(st.sampled_from(["shared", "separate"])),
+            compression_loss=draw(st.sampled_from(losses)),
+            compressed_positions=draw(st.sampled_from(["shared", "separate", "from_window"])),
             empty_memory=draw(st.sampled_from(["zeros", "masked"])),
             spanning_slots=draw(st.sampled_from(["hidden", "partial"])),
             norm=draw(st.sampled_from(["post", "post", "pre"])),

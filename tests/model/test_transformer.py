@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import (
     COMPRESSIONS,
+    WITH_A_LOSS,
     build,
     live_bytes,
     only_new_objects,
@@ -17,6 +18,7 @@ from helpers import (
 )
 
 from compressive import CompressiveLM, CompressiveTransformer, ModelConfig
+from compressive.config.checks import warn_once
 
 
 @pytest.fixture(autouse=True)
@@ -107,8 +109,7 @@ def test_a_start_inside_a_window_is_a_fresh_memory_with_empty_slots_masked(compr
         torch.testing.assert_close(got, torch.cat([out.logits for out in outs], dim=1), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("loss", ["attention", "autoencoding"])
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize(("compression", "loss"), WITH_A_LOSS)
 def test_partial_slots_keep_nothing_from_before_a_start_and_more_from_after(compression, loss):
     sizes: dict[str, Any] = {"memory_size": 4, "compressed_size": 3, "compression_rate": 4}
     config = tiny_config(compression=compression, compression_loss=loss, spanning_slots="partial", **sizes)
@@ -377,3 +378,44 @@ def test_a_norm_after_a_skip_connection_is_rounded_once_to_the_type_of_products(
         assert layer.mlp_block(found).dtype == torch.bfloat16
     assert torch.equal(found, layer.attention_norm(x.float() + y.float()).bfloat16())
     assert not torch.equal(found, layer.attention_norm((x + y).float()).bfloat16())
+
+
+def read_by(model, tokens, lengths):
+    """The memory after windows of these lengths."""
+    outs = list(run_windows(model, tokens.split(lengths, dim=1), model.initial_memory(len(tokens))))
+    return outs[-1].memory
+
+
+def test_short_windows_that_follow_each_other_are_warned_of_once():
+    warn_once.cache_clear()
+    model = build(tiny_config(compression_rate=(2, 3), window=6))
+    with pytest.warns(UserWarning, match=r"shorter than compression_rate=3 .* in 1 of 2 layers; .* step") as caught:
+        memory = read_by(model, random_tokens(model.config, 1, 26), [6] * 3 + [2] * 4)
+    assert len(caught) == 1
+    assert memory.too_short
+    whole = read_by(model, random_tokens(model.config, 1, 18), [6] * 3)
+    torch.testing.assert_close(memory.compressed[1], whole.compressed[1])  # the warning tells the truth
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"compressed_size": 0}, {"compressed_size": (3, 0), "compression_rate": (1, 4)}]
+)
+def test_one_short_window_and_those_that_compress_are_not_warned_of(values, recwarn):
+    warn_once.cache_clear()
+    model = build(tiny_config(**values))
+    tokens, short = random_tokens(model.config, 1, 14), 1 if values else 2
+    for lengths in ([4, 4, 4, 1], [1, 4, 1, 4, 1], [1], [short] * 5):  # texts with a rest; windows as short as the rate
+        memory = read_by(model, tokens[:, : sum(lengths)], lengths)
+        assert memory.too_short == (lengths[-1] == 1 and not values)
+    state = model.decoding_state(memory)
+    for token in tokens.unbind(dim=1):
+        _, state = model.step(token, state)
+    assert not recwarn.list
+
+
+def test_memory_forgets_that_a_window_was_short_when_it_is_saved():
+    model = build(tiny_config())
+    memory = read_by(model, random_tokens(model.config, 1, 1), [1])
+    assert memory.too_short
+    assert not any("too_short" in name for name in memory.state_dict())
+    assert not type(memory).from_state_dict(memory.state_dict()).too_short

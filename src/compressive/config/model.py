@@ -11,7 +11,7 @@ from compressive.config.presets import load_preset
 PerLayer = int | tuple[int, ...]
 Compression = Literal["max", "mean", "conv", "dilated", "most_used", "gru", "attention"]
 CompressionLoss = Literal["attention", "autoencoding", "none"]
-CompressedPositions = Literal["shared", "separate"]
+CompressedPositions = Literal["shared", "separate", "from_window"]
 EmptyMemory = Literal["zeros", "masked"]
 SpanningSlots = Literal["hidden", "partial"]
 Norm = Literal["post", "pre"]
@@ -50,7 +50,7 @@ class ModelConfig:
     compression_loss: CompressionLoss = "attention"
     """Loss that trains f_c: attention reconstruction, auto-encoding, or none (BPTT only)."""
     compressed_positions: CompressedPositions = "shared"
-    """Relative positions of compressed slots: shared with the other slots, or with a separate W_r and bias."""
+    """Positions of compressed slots: shared; separate, own W_r and bias; from_window, and counted from the window."""
     empty_memory: EmptyMemory = "zeros"
     """Empty slots: zeros take part in attention (Algorithm 1); masked do not."""
     spanning_slots: SpanningSlots = "hidden"
@@ -228,6 +228,14 @@ def _check(config: ModelConfig) -> None:
         "first_band_projections",
         config.first_band_projections,
         "False without bands; or set adaptive_cutoffs",
+    )
+
+    require(
+        (config.compression, config.compression_loss) != ("most_used", "autoencoding"),
+        "compression_loss",
+        config.compression_loss,
+        "attention or none with compression='most_used', which keeps single memories: the decoder restores groups of "
+        "compression_rate memories, one from each slot; change either",
     )
 
     dropped = []

@@ -26,6 +26,13 @@ class Projected(NamedTuple):
     key_value: Tensor  # (B, N, 2, H, K), as one product gives them
 
 
+class Codes(NamedTuple):
+    """Sinusoid codes of a run of distances, (distances, D) each."""
+
+    near: Tensor  # to recent slots and the window
+    far: Tensor  # to compressed slots, whose distances may not count recent memory
+
+
 class Positions(NamedTuple):
     """The position term: codes r of a run of distances, (H, distances, K), and the query's bias v, (H, K)."""
 
@@ -55,8 +62,9 @@ class RelativeAttention(nn.Module):
         self.relative = Linear(D, D, bias=False)  # W_r
         self.content_bias = nn.Parameter(torch.zeros(H, K))  # u
         self.position_bias = nn.Parameter(torch.zeros(H, K))  # v
-        # The authors' released code gives compressed slots a W_r and v of their own; the paper does not mention it.
-        self.separate = config.compressed_positions == "separate"
+        # The authors' released code (Sonnet 1) gives compressed slots a W_r and v of their own, and counts their
+        # distances from the window on, as if there were no recent memory. The paper does not mention it.
+        self.separate = config.compressed_positions != "shared"
         if self.separate:
             self.far_relative = Linear(D, D, bias=False)
             self.far_position_bias = nn.Parameter(torch.zeros(H, K))
@@ -73,17 +81,17 @@ class RelativeAttention(nn.Module):
         """Keys and values of slots, (B, N, 2, H, K), with no gradient to the weights: Algorithm 2, line 5."""
         return torch.unflatten(F.linear(slots, self.key_value.weight.detach()), -1, (2, self.n_heads, -1))
 
-    def positions(self, code: Tensor) -> Positions:
-        """The position term for each row of the sinusoid code (distances, D)."""
-        r = self._heads(self.relative(code))
+    def positions(self, codes: Codes) -> Positions:
+        """The position term for each row of the sinusoid codes (distances, D)."""
+        r = self._heads(self.relative(codes.near))
         if not self.separate:
             return Positions(r, self.position_bias, None, None)
-        return Positions(r, self.position_bias, self._heads(self.far_relative(code)), self.far_position_bias)
+        return Positions(r, self.position_bias, self._heads(self.far_relative(codes.far)), self.far_position_bias)
 
     def forward(
         self,
         projected: Projected,
-        code: Tensor,
+        codes: Codes,
         memory_valid: Tensor,
         segment_ids: Tensor | None,
         n_compressed: int,
@@ -91,9 +99,9 @@ class RelativeAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend; also return the mean attention each slot received, (B, N), when asked to.
 
-        `code` is the sinusoid code of the distances N-1 down to -T, as `sinusoids` gives it.
+        `codes` are the sinusoid codes of the distances N-1 down to -T, as `sinusoids` gives them.
         """
-        r, v, r_far, v_far = self.positions(code)
+        r, v, r_far, v_far = self.positions(codes)
         attended, usage = relative_attention(
             projected.query, projected.key_value, r, self.content_bias, v, memory_valid, segment_ids,
             r_far=r_far, v_far=v_far, n_compressed=n_compressed,

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from compressive.config.documented import documented
-from compressive.model.attention import Positions, heads_of, upcast
+from compressive.model.attention import Codes, Positions, heads_of, upcast
 from compressive.model.memory import LayerMemory, Memory, Segments, fifo_in
 from compressive.model.records import SHARED, TensorRecord, saved_as
 
@@ -109,7 +109,9 @@ def begin(trunk: "CompressiveTransformer", memory: Memory) -> DecodingState:
     layers = []
     for layer, layer_memory in zip(trunk.layers, memory.layers, strict=True):
         distances = torch.arange(layer.n_memory + window, device=weight.device)
-        layers.append(layer.start_cache(layer_memory, trunk.position_code(distances, weight.dtype), window))
+        near = trunk.position_code(distances, weight.dtype)
+        far = trunk.position_code(distances - layer.n_skipped, weight.dtype) if layer.n_skipped else near
+        layers.append(layer.start_cache(layer_memory, Codes(near, far), window))
     position = torch.zeros(memory.batch_size, dtype=torch.long, device=weight.device)
     return DecodingState(
         memory=memory,
@@ -228,11 +230,11 @@ def _check(trunk: "CompressiveTransformer", x: Tensor, state: DecodingState, sta
 # A layer.
 
 
-def start_cache(layer: "Layer", memory: LayerMemory, code: Tensor, window: int) -> LayerCache:
+def start_cache(layer: "Layer", memory: LayerMemory, codes: Codes, window: int) -> LayerCache:
     """Project what is in memory, once, and leave space for a window."""
     slots = torch.cat([memory.compressed, memory.recent], dim=1)
     key, value = heads_of(layer.attention.project_frozen(layer.normed_frozen(slots)))
-    positions = layer.attention.positions(code)
+    positions = layer.attention.positions(codes)
     return LayerCache(
         key=F.pad(key, (0, 0, 0, window)),
         value=F.pad(value, (0, 0, 0, window)),

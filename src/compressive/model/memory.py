@@ -10,7 +10,7 @@ starts after it (`starts`). A compressed slot is visible only if all that it was
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import torch
@@ -49,6 +49,7 @@ class Memory(TensorRecord):
 
     layers: tuple[LayerMemory, ...]  # one per layer of the model
     zeros_visible: bool  # whether slots that were never written are seen as zeros, or not at all
+    too_short: bool = field(default=False, init=False)  # the last window was shorter than a compression rate; not saved
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, device: torch.device, dtype: torch.dtype) -> Self:

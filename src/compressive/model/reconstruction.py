@@ -5,8 +5,10 @@ layer: the paper writes a norm, which differs by the size of the tensor alone, a
 window lengths comparable. Rows where a new document started, and slots that may not be seen, do not count.
 """
 
+import math
+
+import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from compressive.config import ModelConfig
 from compressive.kernels.dispatch import operation
@@ -55,9 +57,15 @@ class Decoder(nn.Module):
 
 
 def _content_attention(query: Tensor, key_value: Tensor, valid: Tensor) -> Tensor:
-    """Line 6: softmax of the scaled products, no u, v or position; heads as in the layer."""
+    """Line 6: softmax of the scaled products, no u, v or position; heads as in the layer.
+
+    Spelled out, since torch's own attention takes eight times as long backward in bf16 on a CPU (docs/log.md).
+    """
+    key, value = heads_of(key_value)
     seen = valid | ~valid.any(dim=1, keepdim=True)  # a row with nothing to see does not count, but must stay finite
-    return F.scaled_dot_product_attention(query, *heads_of(key_value), attn_mask=seen[:, None, None])
+    scores = upcast(query @ key.transpose(-1, -2)) / math.sqrt(query.shape[-1])
+    mask = torch.where(seen, 0.0, -torch.inf)[:, None, None]
+    return (scores + mask.to(scores.dtype)).softmax(dim=-1).to(value.dtype) @ value
 
 
 def _mean_over(x: Tensor, counts: Tensor) -> Tensor:

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
+from compressive.config.checks import warn_once
 from compressive.config.documented import documented
 from compressive.kernels.dispatch import operation
 from compressive.model import decoding
-from compressive.model.attention import Projected, RelativeAttention, sinusoids
+from compressive.model.attention import Codes, Projected, RelativeAttention, sinusoids
 from compressive.model.compression import COMPRESSORS
 from compressive.model.decoding import DecodingState, LayerCache, Now
 from compressive.model.linear import Linear, linear
@@ -60,6 +61,8 @@ class Layer(nn.Module):
         self.n_compressed = config.compressed_sizes[index]
         self.n_recent = config.memory_sizes[index]
         self.n_memory = self.n_compressed + self.n_recent
+        # Slots that distances to compressed ones do not count.
+        self.n_skipped = self.n_recent if config.compressed_positions == "from_window" else 0
         self.pre_norm = config.norm == "pre"
         self.attention = RelativeAttention(config)
         self.attention_norm = nn.LayerNorm(D)
@@ -72,14 +75,14 @@ class Layer(nn.Module):
             self.compression_decoder = Decoder(config, rate)
 
     def forward(
-        self, h: Tensor, memory: LayerMemory, code: Tensor, segments: Segments | None
+        self, h: Tensor, memory: LayerMemory, codes: Codes, segments: Segments | None
     ) -> tuple[Tensor, LayerMemory, Tensor]:
         """Lines 5 to 12; returns the next layer's input, this layer's next memory and its compression loss."""
         slots = self.normed(memory.slots(h))  # line 5
         projected = self.attention.project(slots[:, -h.shape[1] :], slots, self._n_frozen(memory))
         attended, usage = self.attention(  # line 6
             projected,
-            code,
+            codes,
             memory.valid(),
             None if segments is None else segments.ids,
             self.n_compressed,
@@ -154,9 +157,9 @@ class Layer(nn.Module):
         attached = memory.compressed.requires_grad or memory.recent.requires_grad
         return 0 if self.pre_norm or attached else self.n_memory
 
-    def start_cache(self, memory: LayerMemory, code: Tensor, window: int) -> LayerCache:
+    def start_cache(self, memory: LayerMemory, codes: Codes, window: int) -> LayerCache:
         """Begin to decode, see `decoding.start_cache`."""
-        return decoding.start_cache(self, memory, code, window)
+        return decoding.start_cache(self, memory, codes, window)
 
     def step(self, h: Tensor, cache: LayerCache, now: Now) -> tuple[Tensor, LayerCache]:
         """Decode one position, see `decoding.step_layer`."""
@@ -220,23 +223,32 @@ class CompressiveTransformer(nn.Module):
     def forward(self, x: Tensor, memory: Memory, starts: Tensor | None = None) -> TrunkOutput:
         """Read a window x (B, T, D), T at most `window`; `starts` (B, T) marks where new documents begin.
 
+        A window shorter than a layer's compression rate c is too short to be compressed there: floor(T / c) is 0, and
+        what it pushes out of recent memory is lost. One such window may be the rest of a text; a second one after it
+        warns, once, unless the whole model is compiled. To read token by token, use `decoding_state` and `step`.
+
         Raises ValueError for other shapes, and for a memory of another model, batch, device or type.
         """
         self._check(x, memory, starts)
         T = x.shape[1]
         segments = None if starts is None else Segments.of(starts)
         most_slots = max(layer.n_memory for layer in self.layers) + T
-        code = self.position_code(torch.arange(most_slots - 1, -T - 1, -1, device=x.device), x.dtype)
+        last = -T - max(layer.n_skipped for layer in self.layers)
+        code = self.position_code(torch.arange(most_slots - 1, last - 1, -1, device=x.device), x.dtype)
         h = self.dropout(x)
         memories, losses = [], []
         for layer, layer_memory in zip(self.layers, memory.layers, strict=True):  # line 4
-            distances = code[most_slots - (layer.n_memory + T) :]
-            h, layer_memory, loss = layer(h, layer_memory, distances, segments)
+            first, count = most_slots - (layer.n_memory + T), layer.n_memory + 2 * T
+            codes = Codes(code[first:][:count], code[first + layer.n_skipped :][:count])
+            h, layer_memory, loss = layer(h, layer_memory, codes, segments)
             memories.append(layer_memory)
             losses.append(loss)
         per_layer = torch.stack(losses)
         hidden = self.dropout(self.final_norm(h))
-        return TrunkOutput(hidden, Memory(tuple(memories), memory.zeros_visible), per_layer.sum(), per_layer)
+        following = Memory(tuple(memories), memory.zeros_visible)
+        if not torch.compiler.is_compiling():
+            self._watch_length(T, memory, following)
+        return TrunkOutput(hidden, following, per_layer.sum(), per_layer)
 
     @torch.no_grad()
     def decoding_state(self, memory: Memory) -> DecodingState:
@@ -254,6 +266,20 @@ class CompressiveTransformer(nn.Module):
             distances = distances.clamp(max=self.config.max_distance)
         code: Tensor = self.dropout(sinusoids(distances, self.config.d_model, dtype))
         return code
+
+    def _watch_length(self, time: int, memory: Memory, following: Memory) -> None:
+        """Mark the memory that follows a window too short to be compressed; warn where the one before was so too."""
+        rates = [rate for layer, rate in zip(self.layers, self.config.compression_rates, strict=True)
+                 if layer.n_compressed and rate > time]  # fmt: skip
+        if not rates:
+            return
+        if memory.too_short:
+            warn_once(
+                f"windows shorter than compression_rate={max(rates)} follow each other: what they push out of recent "
+                f"memory is lost uncompressed in {len(rates)} of {len(self.layers)} layers; to read token by token, "
+                "use decoding_state(memory) and step, which gather whole windows; or read longer windows"
+            )
+        object.__setattr__(following, "too_short", True)
 
     def _check(self, x: Tensor, memory: Memory, starts: Tensor | None) -> None:
         """Refuse input of the wrong shape before anything is done with it."""
