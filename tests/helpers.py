@@ -21,6 +21,8 @@ from compressive.model.embedding import TiedEmbedding
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 COMPRESSIONS: list[Compression] = ["max", "mean", "conv", "dilated", "most_used", "gru", "attention"]
+WITH_A_LOSS = [(kind, loss) for kind in COMPRESSIONS for loss in ("attention", "autoencoding")
+               if (kind, loss) != ("most_used", "autoencoding")]  # fmt: skip
 TRAINABLE: list[Compression] = ["conv", "dilated", "gru", "attention"]
 
 

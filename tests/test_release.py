@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from compressive import __version__
+from compressive.runs.shipped import shipped_names
+
 ROOT = Path(__file__).parent.parent
 SHIPPED = ("presets/quickstart.toml", "data/pg19/official.csv.xz", "harness/tasks/enwik8.yaml", "py.typed")
 """Data without which a command fails, below compressive/."""
@@ -34,6 +37,7 @@ def test_a_release_installs_into_a_bare_environment_and_works(tmp_path):
     (sdist,) = (tmp_path / "dist").glob("*.tar.gz")
     held = set(zipfile.ZipFile(wheel).namelist())
     assert {f"compressive/{name}" for name in SHIPPED} <= held
+    assert {f"compressive/shipped/{name}/model.safetensors" for name in shipped_names()} <= held
     assert any(name.endswith("licenses/NOTICE") for name in held)
     assert not [name for name in held if name.startswith(("tests/", "books/", "docs/"))]
     with tarfile.open(sdist) as archive:
@@ -47,7 +51,12 @@ def test_a_release_installs_into_a_bare_environment_and_works(tmp_path):
         assert f"{extra}==" not in installed, f"the core brings {extra}"
 
     shutil.copytree(ROOT / "books", tmp_path / "books")
-    assert run(compressive, "--version", cwd=tmp_path).startswith("compressive ")
+    assert run(compressive, "--version", cwd=tmp_path) == f"compressive {__version__}\n"
+    for name in shipped_names():
+        if name == "rooms":
+            assert "right choices" in run(compressive, "rl", "evaluate", name, "--episodes", "16", cwd=tmp_path)
+        else:
+            assert len(run(compressive, "generate", name, "--prompt", "The", "--length", "50", cwd=tmp_path)) > 50
     run(compressive, "data", "prepare", "text", "books", "--name", "books", cwd=tmp_path)
     run(compressive, "train", "quickstart", "--train.steps", "20", cwd=tmp_path)
     assert run(compressive, "generate", "runs/quickstart", "--prompt", "The", "--length", "20", cwd=tmp_path)

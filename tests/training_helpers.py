@@ -17,8 +17,8 @@ from compressive.runs import checkpoint
 from compressive.runs.checkpoint import Checkpoint
 from compressive.runs.run import Run
 
-SHARD = "shard-00001-model-00001-of-00001.safetensors"
-"""The one file of tensors in a checkpoint that one process wrote."""
+SHARD = "shard-00001-model-00001-of-00002.safetensors"
+"""The weights in a checkpoint that one process wrote."""
 WORDS = ("the cat sat on a mat and then the dog ran to a red hat in an old inn by the sea").split()  # noqa: SIM905
 
 

@@ -257,7 +257,7 @@ def load(
     """Load a trained model of text.
 
     Args:
-        source: folder of a run, or of a release that `compressive export` wrote.
+        source: folder of a run or of a release that `compressive export` wrote, or the name of a shipped model.
         which: the checkpoint with the lowest validation loss, or the last one.
         device: cpu, cuda:0, ...; auto takes a GPU if there is one.
         memory_size: slots of recent memory per layer, if other than in training.
@@ -297,8 +297,8 @@ def train(
             fitted to corpus and device, as on the command line.
         out: folder of the run.
         resume: continue the run in `out`.
-        start_from: fine-tuning: folder of a run or release whose weights are trained further, with a fresh optimiser.
-            Tokens and the model's shape must be the same, memory sizes may differ.
+        start_from: fine-tuning: a run, a release or a shipped model, whose weights are trained further, with a fresh
+            optimiser. Tokens and the model's shape must be the same, memory sizes may differ.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the state is saved; `resume=True` goes on.

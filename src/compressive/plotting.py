@@ -60,9 +60,9 @@ def figure(width: float, height: float) -> Any:
 
 def headline(fig: Any, claim: str, detail: str = "") -> None:
     """Write what the figure shows above it, and below that, smaller, how it was measured."""
-    width = fig.get_figwidth()  # in inches; about 11 letters of a claim fit into one, 15 of a detail
+    width = fig.get_figwidth()  # in inches; about 10 letters of a claim fit into one, 15 of a detail
     look: dict[str, Any] = {"x": 0.01, "ha": "left", "color": INK, "parse_math": False}  # names may have a $
-    fig.suptitle(_wrapped(claim, 11 * width), fontsize=12, fontweight="bold", **look)
+    fig.suptitle(_wrapped(claim, 10 * width), fontsize=12, fontweight="bold", **look)
     if detail:
         fig.supxlabel(_wrapped(detail, 15 * width), fontsize=8, **look)
 

@@ -9,7 +9,7 @@ from training_helpers import command
 from compressive.config.agent import AgentRun
 
 
-@pytest.mark.parametrize("words", [["evaluate"], ["generate"], ["analyze", "memory"], ["export", "--out", "release"]])
+@pytest.mark.parametrize("words", [["evaluate"], ["generate"], ["analyze", "memory"]])
 def test_an_agents_run_points_to_the_commands_for_agents(tmp_path, words):
     config = dataclasses.asdict(AgentRun.from_preset("rooms-tiny"))
     (tmp_path / "agent").mkdir()

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from helpers import build
@@ -315,3 +316,25 @@ def test_help_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 0, done.stderr
     assert "--compressed-size" in done.stdout
+
+
+def test_a_file_is_scored_as_one_text(run, tmp_path, capsys):
+    content = text(300, 9)
+    (tmp_path / "notes.txt").write_bytes(content)
+    assert evaluate(run, "--text", str(tmp_path / "notes.txt"), "--json") == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    expected = score(model_of(run), np.frombuffer(content, np.uint8))
+    assert found["tokens"] == len(content)
+    assert math.isclose(found["nats"], float(expected.sum()), rel_tol=1e-6)
+    assert (found["corpus"], found["split"]) == ("notes.txt", None)
+    assert not (run.folder / "evaluation").exists()
+    assert "nothing is written: keep the results with --out FILE" in captured.err
+    assert evaluate(run, "--text", str(tmp_path / "notes.txt")) == 0
+    assert f"notes.txt, {len(content):,} tokens" in capsys.readouterr().out
+
+
+def test_a_file_of_nothing_is_refused(run, tmp_path, capsys):
+    (tmp_path / "empty.txt").write_bytes(b"")
+    assert evaluate(run, "--text", str(tmp_path / "empty.txt")) == 2
+    assert "empty.txt is empty, expected a text to score" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from helpers import tiny_config
 from compressive import CompressiveLM, ModelConfig
 from compressive.architectures import build_model
 from compressive.config import RunConfig, WaveNetConfig, load_preset, preset_names
+from compressive.config.checks import warn_once
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,14 @@ from compressive.config import RunConfig, WaveNetConfig, load_preset, preset_nam
         ({"compressed_size": (4, -4)}, r"compressed_size=\(4, -4\): expected whole numbers of at least 0"),
         ({"compression": "zip"}, r"compression='zip': expected one of max, mean, conv, dilated, most_used, gru, att"),
         ({"compression_loss": "bptt"}, r"compression_loss='bptt': expected one of attention, autoencoding, none"),
-        ({"compressed_positions": "both"}, r"compressed_positions='both': expected one of shared, separate"),
+        (
+            {"compression": "most_used", "compression_loss": "autoencoding"},
+            r"compression_loss='autoencoding': expected attention or none with compression='most_used'.*change either",
+        ),
+        (
+            {"compressed_positions": "both"},
+            r"compressed_positions='both': expected one of shared, separate, from_window",
+        ),
         ({"empty_memory": "ones"}, r"empty_memory='ones': expected one of zeros, masked"),
         ({"norm": "layer"}, r"norm='layer': expected one of post, pre"),
         ({"dropout": 1.0}, r"dropout=1.0: expected a number from 0 up to, but not including, 1"),
@@ -51,6 +59,7 @@ def test_impossible_configurations_are_refused(values, message):
 
 
 def test_a_dropped_remainder_is_warned_of_once_and_by_name():
+    warn_once.cache_clear()
     with pytest.warns(UserWarning, match=r"window=4 .* 1 in layer 0 \(compression_rate=3\)") as caught:
         [tiny_config(compression_rate=(3, 2)) for _ in range(2)]
     assert len(caught) == 1
@@ -82,7 +91,7 @@ def test_unknown_names_are_refused():
 
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         _ = compressive.Nonsense
-    with pytest.raises(ValueError, match=r"preset='enwik9' does not exist; choose one of enwik8, "):
+    with pytest.raises(ValueError, match=r"preset='enwik9' does not exist; choose one of books-small, enwik8, "):
         load_preset("enwik9")
     with pytest.raises(TypeError, match="n_layer"):
         ModelConfig.from_preset("enwik8", n_layer=3)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from compressive.data import corpus as module
 from compressive.data.corpus import SPLITS, Corpus, Streams, write_corpus
-from compressive.data.tokenizer import BPETokenizer, ByteTokenizer, WordTokenizer
+from compressive.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, WordTokenizer
 
 TEXT = {
     "train": [b"one two ", b"three\nfo", b"ur ", b"", b"five\n"],
@@ -174,11 +174,11 @@ def test_several_workers_write_the_same_as_one(tmp_path, kind, monkeypatch):
         "compressive.data.tokenizer.CHUNK", 97
     )  # many parts; the text is cut anywhere, even within characters
     whole = line * 60
-    tokenizer = {
-        "bytes": lambda _: ByteTokenizer(),
-        "words": WordTokenizer.train,
-        "bpe": lambda chunks: BPETokenizer.train(chunks, 300),
-    }[kind]([whole])
+    tokenizer: Tokenizer = ByteTokenizer()
+    if kind == "words":
+        tokenizer = WordTokenizer.train([whole])
+    elif kind == "bpe":
+        tokenizer = BPETokenizer.train([whole], 300)
     cuts = [0, 1, 2, *range(3, len(whole), 53), len(whole)]
     text = {
         "train": [whole[a:b] for a, b in pairwise(cuts)],

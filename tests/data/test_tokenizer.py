@@ -137,6 +137,12 @@ def test_words_come_by_falling_frequency_then_first_appearance():
     assert len(tokenizer.counts) == tokenizer.vocab_size == 6
 
 
+def test_rare_words_become_unknown_and_are_counted_as_such():
+    tokenizer = WordTokenizer.train([b"c b a b d c b <unk>\n"], least=2)
+    assert tokenizer.words == [b"b", b"<unk>", b"c", b"<eos>"]
+    assert tokenizer.counts.tolist() == [3, 3, 2, 1]  # <eos> stays, however rare
+
+
 def test_each_line_ends_in_eos_empty_and_unfinished_ones_too():
     tokenizer = WordTokenizer.train([b"a b\n"])
     named = [tokenizer.words[i] for i in tokenizer.encode(b" \n a zzz b \n\nb")]

@@ -16,7 +16,7 @@ from compressive.inference.fast_decoder import FastDecoder
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"compression": "most_used"},
-    {"norm": "pre", "compressed_positions": "separate", "empty_memory": "masked"},
+    {"norm": "pre", "compressed_positions": "from_window", "empty_memory": "masked"},
     {"memory_size": (6, 2), "compressed_size": (3, 0), "compression": "gru"},
     {"compressed_size": 0, "adaptive_cutoffs": (4, 7), "adaptive_factor": 2},
     {"window": 6, "memory_size": 4, "compression_rate": 3},

@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.distributed.checkpoint import state_dict_saver
 from training_helpers import SHARD, latest
 from warm_python import interpreter
@@ -34,6 +35,14 @@ def test_saved_and_read_back(tmp_path):
     assert found.state == {"position": 70}
     assert torch.equal(found.tensors("model")["w"], torch.full((1000,), 10.0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010"]
+
+
+def test_weights_are_apart_from_the_state_of_training(tmp_path):
+    folder = save(tmp_path, 10)
+    weights, rest = sorted(folder.glob("*.safetensors"))
+    assert weights.name == SHARD
+    assert set(load_file(weights)) == {"model.w", "model.flag"}
+    assert set(load_file(rest)) == {"trainer.m"}
 
 
 def test_without_checkpoints_there_is_none():

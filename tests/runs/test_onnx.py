@@ -38,9 +38,9 @@ def make(**values):
             id="conv, other sizes in each layer",
         ),
         pytest.param(
-            {"compression": "max", "compressed_positions": "separate", "norm": "pre", "empty_memory": "masked"},
+            {"compression": "max", "compressed_positions": "from_window", "norm": "pre", "empty_memory": "masked"},
             ["recent.0", "compressed.0", "recent_valid.0", "compressed_valid.0"],
-            id="max, separate positions, pre-norm, masked",
+            id="max, positions from the window, pre-norm, masked",
         ),
         pytest.param(
             {"compressed_size": 0, "adaptive_cutoffs": (8, 20), "adaptive_factor": 2},

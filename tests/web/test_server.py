@@ -430,7 +430,6 @@ def test_what_cannot_be_served_is_one_line(run, tmp_path, capsys):
             capsys.readouterr().err
         )
     for words, message in (
-        ([], "no model given: expected the folder of a run or release, as in compressive serve runs/quickstart"),
         ([str(tmp_path / "nothing"), "--port", "0"], "is not a run: it holds no config.json"),
         ([str(run), "--host", "not a host", "--port", "0"], "host='not a host': expected an address of this machine"),
         ([str(run), "--port", "99999"], "port=99999: expected 0 to 65535"),
@@ -444,8 +443,8 @@ def test_help_offers_what_can_be_served(capsys):
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     said = capsys.readouterr().out
-    assert "RUN|RELEASE" in said
-    assert "NAME" not in said
+    assert "RUN|RELEASE|NAME" in said
+    assert "(default: enwik8-small)" in said
 
 
 def test_without_the_extra_the_remedy_is_named(run, monkeypatch, capsys):

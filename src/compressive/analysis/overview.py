@@ -19,6 +19,7 @@ from compressive.analysis.curves import Curves
 from compressive.config import AgentRun, RunConfig, preset_names
 from compressive.data.tokenizer import tokenizer_file
 from compressive.runs.run import RELEASE, naming, read_config
+from compressive.runs.shipped import shipped
 from compressive.runs.trained import WEIGHTS
 
 Kind = Literal["text", "speech", "agent"]
@@ -71,7 +72,11 @@ class Overview:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read a run's folder; raise FileNotFoundError if it holds no run, ValueError if that is damaged."""
+        """Read a run's folder, or a shipped model's by its name.
+
+        Raises FileNotFoundError if it holds no run, ValueError if that is damaged.
+        """
+        folder = shipped(folder)
         tables = read_config(folder, "compressive train")
         with naming(folder / "config.json"):
             config = AgentRun.from_tables(tables) if "task" in tables else RunConfig.from_tables(tables)

@@ -31,7 +31,7 @@ class Analyze:
     """What to measure."""
 
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run or release; for the report also of an agent."""
+    """Folder of the run or release, or the name of a shipped model; for the report also of an agent."""
     what: Positional[Literal["memory", "attention", "layers", "report"]]
     """memory: loss with memories hidden; attention: share per memory; layers: compression loss; report: one HTML page
     about a run on text or speech, or an agent."""
@@ -113,9 +113,10 @@ def _keep(options: Analyze, folder: Path, write: Callable[[Path], str]) -> int:
     """Write results into a folder, or into that of --out; return the exit code."""
     from compressive.console import note, warn
     from compressive.runs.run import RELEASE
+    from compressive.runs.shipped import shipped
 
-    if options.out is None and (options.run / RELEASE).is_file():
-        note(f"nothing is written into a release: keep the results with --out FOLDER ({options.run})")
+    if options.out is None and (shipped(options.run) / RELEASE).is_file():
+        note("nothing is written into a release: keep the results with --out FOLDER")
         return 0
     folder = options.out or folder
     try:

@@ -31,7 +31,8 @@ class Prepare:
     vocab_size: int | None = None
     """Vocabulary size, for bpe; 32000 unless given."""
     vocabulary: Path | None = None
-    """A tokenizer.json, or the folder of a corpus with one, to use instead of learning a vocabulary."""
+    """A tokenizer.json, the folder of a corpus, run or release, or the name of a shipped model, whose vocabulary to use
+    instead of learning one."""
     name: str | None = None
     """Name of the corpus and of its folder in data_dir, if not the published name, or that of the only path."""
     split: tuple[float, float, float] = (0.9, 0.05, 0.05)
@@ -54,6 +55,8 @@ def prepare(options: Prepare) -> int:
 
 def _prepare(options: Prepare) -> int:
     from compressive.data import prepare
+    from compressive.runs.shipped import shipped
 
-    prepare.prepare(**vars(options))
+    vocabulary = None if options.vocabulary is None else shipped(options.vocabulary)
+    prepare.prepare(**vars(options) | {"vocabulary": vocabulary})
     return 0

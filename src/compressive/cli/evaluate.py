@@ -1,12 +1,15 @@
 """`compressive evaluate RUN`: bits per character or perplexity of a run, with any memory sizes.
 
 compressive evaluate runs/enwik8 --split valid --compressed-size 512,1024,2048,3072
+compressive evaluate enwik8-small --text notes.txt
 """
 
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -17,8 +20,10 @@ from compressive.config import AnyModelConfig, ModelConfig, PerLayer, Precision,
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from compressive.data.corpus import Corpus
     from compressive.distributed import World
     from compressive.evaluation.sweep import Result
+    from compressive.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -26,9 +31,12 @@ class Evaluate:
     """Score a run's model on a split of its corpus."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run or release."""
+    """Folder of the run or release, or the name of a shipped model."""
     split: Literal["train", "valid", "test"] = "test"
     """Split of the corpus to score."""
+    text: Path | None = None
+    """Score this file in place of a split, as one text from an empty memory; - reads standard input. Nothing is written
+    without --out."""
     which: Literal["best", "last"] = "best"
     """Checkpoint to load: the one with the lowest validation loss, or the last."""
     memory_size: str | None = None
@@ -75,11 +83,11 @@ def evaluate(options: Evaluate) -> int:
     """Evaluate in this process, or in all processes that torchrun started."""
     from compressive.distributed import join
 
-    with join(options.device) as world:
-        return _evaluate(options, world)
+    with join(options.device) as world, TemporaryDirectory() as scratch:
+        return _evaluate(options, world, Path(scratch))
 
 
-def _evaluate(options: Evaluate, world: "World") -> int:
+def _evaluate(options: Evaluate, world: "World", scratch: Path) -> int:
     """Evaluate every requested memory size; print the results, then say what could not be written."""
     from rich.console import Console
 
@@ -94,7 +102,7 @@ def _evaluate(options: Evaluate, world: "World") -> int:
 
     source = Run.open(options.run)
     reading = Reading(
-        options.split,
+        options.split if options.text is None else "test",
         options.streams,
         options.limit,
         options.precision,
@@ -106,17 +114,17 @@ def _evaluate(options: Evaluate, world: "World") -> int:
     if options.plot is not None:
         require_matplotlib()  # fail before the evaluation, not after it
     path = options.out
-    if path is None and not is_release(source):
+    if path is None and options.text is None and not is_release(source):
         path = source.folder / "evaluation" / f"{_name(options)}.json"
     trained = Trained.load(source, options.which)
     configs = combinations(trained, options.memory_size, options.compressed_size, options.empty_memory)
-    corpus = source.corpus(options.data_dir)
+    corpus = source.corpus(options.data_dir) if options.text is None else _as_corpus(options, source, scratch)
 
     about: dict[str, Any] = {
         "run": source.folder.resolve().name,
         "corpus": corpus.name,
         "corpus_note": corpus.manifest.note or None,
-        "split": options.split,
+        "split": options.split if options.text is None else None,
         "checkpoint": options.which,
         "step": trained.step,
         "precision": options.precision,
@@ -150,10 +158,10 @@ def _evaluate(options: Evaluate, world: "World") -> int:
         print(_report(about, results, is_sweep=len(configs) > 1))
     else:
         Console().print(_sweep_table(about, results) if len(results) > 1 else _table(about, results[0]))
-    if len(results) > 1 and options.split == "test":
+    if len(results) > 1 and about["split"] == "test":
         note("choosing sizes on the test split overfits to it: choose them with --split valid")
     if path is None:
-        note(f"nothing is written into a release: keep the results with --out FILE ({source.folder})")
+        note(f"nothing is written{' into a release' * is_release(source)}: keep the results with --out FILE")
     elif unwritten is None:
         note(f"written to {path}")
     else:
@@ -165,6 +173,25 @@ def _evaluate(options: Evaluate, world: "World") -> int:
     # The score is there in any case; missing is a file only if it was asked for.
     missing = (unwritten is not None and options.out is not None) or (not plotted and options.plot is not None)
     return 2 if missing else 0
+
+
+def _as_corpus(options: Evaluate, source: "Run", folder: Path) -> "Corpus":
+    """Return the file to be scored as the test split of a corpus in the run's tokens, written to `folder`."""
+    from compressive.data.corpus import write_corpus
+
+    assert options.text is not None
+    tokenizer = source.tokenizer(options.data_dir)
+    if tokenizer.is_audio:
+        raise ValueError(
+            f"text={options.text}: {source.folder} was trained on audio; prepare clips as a corpus instead"
+        )
+    standard_input = options.text == Path("-")
+    text = sys.stdin.buffer.read() if standard_input else options.text.read_bytes()
+    name = "standard input" if standard_input else options.text.name
+    if not text:
+        raise ValueError(f"text={options.text}: {name} is empty, expected a text to score")
+    splits = {"train": [b"\n"], "valid": [b"\n"], "test": [text]}
+    return write_corpus(folder / "text", name, tokenizer, splits, {})
 
 
 def _plot(results: list["Result"], path: Path) -> bool:
@@ -212,7 +239,7 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
         table.add_row(f"  in training {bucket.name} times", f"{perplexity}, {bucket.tokens:,} tokens")
     table.add_section()
     part = "" if metrics.whole_split else "the first "
-    table.add_row("scored", f"{about['corpus']} {about['split']}, {part}{metrics.tokens:,} tokens")
+    table.add_row("scored", f"{_text_of(about)}, {part}{metrics.tokens:,} tokens")
     if about["corpus_note"] is not None:
         table.add_row("note", about["corpus_note"])
     table.add_row("memory", _memory(config))
@@ -234,7 +261,7 @@ def _sweep_table(about: dict[str, Any], results: list["Result"]) -> "Table":
     first, best = results[0].metrics, _best(results)
     part = "" if first.whole_split else "the first "
     table = Table(
-        title=f"{about['corpus']} {about['split']}, {part}{first.tokens:,} tokens; {about['checkpoint']} checkpoint, "
+        title=f"{_text_of(about)}, {part}{first.tokens:,} tokens; {about['checkpoint']} checkpoint, "
         f"step {about['step']:,}" + ("; dynamic" if about["dynamic_learning_rate"] is not None else ""),
         caption=None if first.not_comparable is None else f"not comparable: {first.not_comparable}",
     )
@@ -251,6 +278,10 @@ def _sweep_table(about: dict[str, Any], results: list["Result"]) -> "Table":
             style="bold" if i == best else None,
         )
     return table
+
+
+def _text_of(about: dict[str, Any]) -> str:
+    return about["corpus"] if about["split"] is None else f"{about['corpus']} {about['split']}"
 
 
 def _memory(config: AnyModelConfig) -> str:

@@ -1,6 +1,7 @@
-"""Export a run's model as one folder.
+"""Export a run's model, or an agent, as one folder.
 
 compressive export runs/enwik8 --out release/enwik8
+compressive export runs/rooms --out release/rooms
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import tyro
 from tyro.conf import Positional
 
 from compressive.cli import run as run_command
+from compressive.config import Precision
 
 
 @dataclass(frozen=True)
@@ -18,11 +20,13 @@ class Export:
     """What to write, and where."""
 
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
+    """Folder of the run or release, or the name of a shipped model."""
     out: Path
     """Folder to create, for weights as safetensors, configuration and tokeniser; transformers loads it, too."""
     which: Literal["best", "last"] = "best"
-    """Checkpoint to load: the one with the lowest validation loss, or the last."""
+    """Checkpoint to load: the one with the lowest validation loss, or the last; agents have the last only."""
+    precision: Precision = "fp32"
+    """Precision of the weights: fp32, or bf16 in half the size. They are loaded as fp32 in either case."""
     onnx: bool = False
     """Also write model.onnx: one window, with both memories in and out. Needs `pip install -e '.[onnx]'`."""
     data_dir: Path | None = None
@@ -31,16 +35,35 @@ class Export:
 
 def main(arguments: list[str], prog: str) -> int:
     """Parse the arguments and export."""
-    description = "Export a run's model as one folder, which evaluate, generate and analyze take instead of a run."
+    description = (
+        "Export a run's model as one folder, which evaluate, generate and analyze take instead of a run; an agent's, "
+        "which rl evaluate and rl watch take."
+    )
     return run_command(export, Export, arguments, prog, description)
 
 
 def export(options: Export) -> int:
     """Write the folder and print its size."""
-    from compressive.runs import export as release
-    from compressive.runs.run import Run
+    from compressive.runs.run import Run, read_config
+    from compressive.runs.shipped import shipped
 
-    folder = release.export(Run.open(options.run), options.out, options.which, options.data_dir, options.onnx)
+    if "task" in read_config(shipped(options.run), "compressive train"):
+        folder, then = _export_agent(options), "rl evaluate"
+    else:
+        from compressive.runs import export as release
+
+        run = Run.open(options.run)
+        words = (options.which, options.data_dir, options.onnx, options.precision)
+        folder, then = release.export(run, options.out, *words), "generate"
     size = sum(file.stat().st_size for file in folder.iterdir())
-    print(f"{folder}: {size / 1e6:,.1f} MB; try: compressive generate {folder}")
+    print(f"{folder}: {size / 1e6:,.1f} MB; try: compressive {then} {folder}")
     return 0
+
+
+def _export_agent(options: Export) -> Path:
+    from compressive.config.checks import require
+    from compressive.rl import release
+    from compressive.rl.run import AgentFolder
+
+    require(not options.onnx, "onnx", options.onnx, "a model of text or audio; agents have no ONNX form")
+    return release.export(AgentFolder.open(options.run), options.out)

@@ -40,7 +40,7 @@ class Generate:
     """The prompt to continue, and the sampling options."""
 
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run or release."""
+    """Folder of the run or release, or the name of a shipped model."""
     prompt: str | None = None
     """Text to continue; without one, sampling starts after a newline."""
     prompt_file: Path | None = None

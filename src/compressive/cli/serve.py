@@ -1,5 +1,6 @@
 """Serve a web page on which one sees a model's memory work.
 
+compressive serve
 compressive serve runs/quickstart
 compressive serve release --port 0 --open
 """
@@ -23,8 +24,8 @@ from compressive.console import note
 class Serve:
     """The model to serve, and where."""
 
-    run: Annotated[Positional[str | None], tyro.conf.arg(metavar="RUN|RELEASE")] = None
-    """Folder of a run, or of a release that compressive export wrote."""
+    run: Annotated[Positional[str], tyro.conf.arg(metavar="RUN|RELEASE|NAME")] = "enwik8-small"
+    """Folder of a run or release, or the name of a shipped model."""
     host: str = "127.0.0.1"
     """Address to listen on. Any that other machines reach, as 0.0.0.0, requires a token: the printed address has it."""
     port: int = 8642
@@ -48,11 +49,6 @@ def main(arguments: list[str], prog: str) -> int:
 
 def serve(options: Serve) -> int:
     """Serve until Ctrl-C."""
-    if options.run is None:
-        raise ValueError(
-            "no model given: expected the folder of a run or release, as in compressive serve runs/quickstart; "
-            "make quickstart trains that one in minutes"
-        )
     if importlib.util.find_spec("starlette") is None or importlib.util.find_spec("uvicorn") is None:
         raise ValueError("the page needs Starlette and uvicorn: pip install -e '.[web]'")
     from compressive.web.server import listen, serve

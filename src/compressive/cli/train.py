@@ -34,9 +34,9 @@ class Train(RunConfig):
     Without a preset, --resume RUN takes everything from the run."""
     config: Path | None = None
     """TOML file to start from in place of a preset, such as one printed by `compressive config PRESET`."""
-    from_: Annotated[Path | None, arg(name="from", metavar="RUN|RELEASE")] = None
-    """Fine-tuning: start from the weights of this run or release, with a fresh optimiser, from step 0. Corpus, training
-    and memory sizes may differ; tokens and the model's shape must not."""
+    from_: Annotated[Path | None, arg(name="from", metavar="RUN|RELEASE|NAME")] = None
+    """Fine-tuning: start from the weights of this run, release or shipped model, with a fresh optimiser, from step 0.
+    Corpus, training and memory sizes may differ; tokens and the model's shape must not."""
 
 
 def main(arguments: list[str], prog: str) -> int:

@@ -174,12 +174,16 @@ class WordTokenizer(Tokenizer):
                 raise ValueError(f"the vocabulary has no {special.decode()}: train it again")
 
     @classmethod
-    def train(cls, chunks: Iterable[bytes]) -> Self:
-        """Return a tokeniser with all words of a text; equally frequent words are in order of appearance."""
+    def train(cls, chunks: Iterable[bytes], least: int = 1) -> Self:
+        """Return a tokeniser with all words of a text; equally frequent words are in order of appearance.
+
+        Words that occur fewer than `least` times become `<unk>`, which is then seen in training; WikiText has 3.
+        """
         counter: Counter[bytes] = Counter()
         for _, text in uncut(chunks, cls.last_cut):
             counter.update(cls._split(text))
-        counter.update({cls.end: 0, cls.unknown: 0})
+        rare = [word for word, count in counter.items() if count < least and word not in (cls.end, cls.unknown)]
+        counter.update({cls.end: 0, cls.unknown: sum(counter.pop(word) for word in rare)})
         ranked = counter.most_common()  # stable: equal counts stay in order of appearance
         return cls([word for word, _ in ranked], [count for _, count in ranked])
 

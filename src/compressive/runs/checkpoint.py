@@ -1,7 +1,8 @@
 """Atomic checkpoints: written to a partial folder, checksummed, then renamed into place.
 
 checkpoints/step-00001000/manifest.json      step, state, checksums of every file and of the manifest
-                         /shard-00001-...    one safetensors file per process that had tensors to write
+                         /shard-00001-model-00001-of-00002.safetensors    the weights, as far as process 1 has them
+                         /shard-00001-model-00002-of-00002.safetensors    the state of training: optimiser, memory, ...
 checkpoints/best.json                        the step with the lowest validation loss
 
 The shards are written by torch's distributed checkpointing (DCP) in safetensors format, without pickles. DCP records
@@ -16,7 +17,7 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -33,6 +34,21 @@ from compressive.distributed import World, local
 from compressive.runtime import synchronise, write_atomically
 
 Parts = Mapping[str, Mapping[str, Tensor]]
+
+
+class _Files(dict[str, int]):
+    """The file of each tensor, 1 or 2: weights apart from the state of training, which is several times as large.
+
+    The first process decides for all of them, and does not know the names of tensors that only others have: these are
+    no weights.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__({name: 1 if name.startswith(("model.", "average.")) else 2 for name in ("", *names)})
+
+    def __missing__(self, name: str) -> int:
+        return 2
+
 
 # DCP warns if there is no process group; one process needs none.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -107,7 +123,7 @@ def _save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, 
         with _plain_errors(f"{final} cannot be written"):
             state_dict_saver.save(
                 tensors,
-                storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True),
+                storage_writer=HuggingFaceStorageWriter(str(partial), _Files(tensors), save_distributed=True),
                 process_group=world.background,
                 no_dist=world.background is None,
             )

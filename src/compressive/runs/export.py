@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from compressive.config import ModelConfig, RunConfig
+from compressive.config import ModelConfig, Precision, RunConfig
 from compressive.data.tokenizer import VOCABULARY, Tokenizer
 from compressive.runs.onnx import ONNX, require_exportable, write_onnx
 from compressive.runs.run import CORPUS, ORIGIN, RELEASE, Run
@@ -37,8 +37,11 @@ def export(
     which: Literal["best", "last"] = "best",
     data_dir: Path | None = None,
     onnx: bool = False,
+    precision: Precision = "fp32",
 ) -> Path:
     """Write a run's model into the new folder `out`, atomically, and return it; `onnx` adds `model.onnx`.
+
+    `precision="bf16"` rounds the weights, which halves their size; they are loaded as fp32 again.
 
     Raises ValueError if the folder exists or the model has no ONNX form, and OSError, with nothing left behind, if it
     cannot be written.
@@ -48,7 +51,8 @@ def export(
     trained, tokenizer = Trained.load(run, which), run.tokenizer(data_dir)
     with new_release(out) as partial:
         about = {"corpus": run.config.data.corpus, "step": trained.step, "checkpoint": which}
-        write_release(partial, run.config, trained.weights, tokenizer, about)
+        kept = trained.weights if precision == "fp32" else {name: w.bfloat16() for name, w in trained.weights.items()}
+        write_release(partial, run.config, kept, tokenizer, about)
         for name in (CORPUS, ORIGIN):
             if (run.folder / name).is_file():
                 shutil.copyfile(run.folder / name, partial / name)

@@ -14,6 +14,7 @@ from typing import Self
 import torch
 
 from compressive.runs.run import ORIGIN, Run, read_json
+from compressive.runs.shipped import spelled
 from compressive.runs.trained import Trained
 from compressive.runtime import write_atomically
 
@@ -23,7 +24,7 @@ class Origin:
     """Where a run's first weights came from."""
 
     source: str
-    """Folder of the run or release, as it was given."""
+    """Folder of the run or release, or the name of a shipped model."""
     step: int
     """Training steps of the weights."""
     corpus: str
@@ -35,7 +36,7 @@ class Origin:
     def of(cls, source: Run) -> Self:
         """Describe the best weights of a run or release; raise CheckpointError if it has none."""
         trained = Trained.load(source)
-        return cls(str(source.folder), trained.step, source.config.data.corpus, _checksum(trained))
+        return cls(spelled(source.folder), trained.step, source.config.data.corpus, _checksum(trained))
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:

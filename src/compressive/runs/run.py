@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from compressive.config import RunConfig
-from compressive.console import warn
+from compressive.console import note, warn
+from compressive.runs.shipped import EXCERPT, shipped, shipped_names
 from compressive.runtime import describe_environment, write_atomically
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def read_config(folder: Path, command: str) -> dict[str, Any]:
         tables = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(
-            f"{folder} is not a run: it holds no config.json; train one: {command} PRESET --out {folder}"
+            f"{folder} is not a run: it holds no config.json; train one: {command} PRESET --out {folder}; "
+            f"shipped models: {', '.join(shipped_names())}"
         ) from None
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); {RESTORE}") from None
@@ -160,7 +162,11 @@ class Run(Folder[RunConfig]):
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open an existing run; raise FileNotFoundError if there is none, ValueError if it is an agent's or damaged."""
+        """Open an existing run, or a shipped model by its name.
+
+        Raises FileNotFoundError if there is none, ValueError if it is an agent's or damaged.
+        """
+        folder = shipped(folder)
         tables = read_config(folder, "compressive train")
         if "task" in tables:
             raise ValueError(
@@ -191,9 +197,16 @@ class Run(Folder[RunConfig]):
     def corpus(self, data_dir: Path | None = None) -> "Corpus":
         """Open the run's corpus, from `data_dir` if given, else from the folder used in training.
 
-        Raises ValueError if another corpus is there now. In a `data_dir` that was given, another text is allowed, with
-        a warning, if its tokeniser is the run's.
+        A release may hold an excerpt of its corpus, which is read where the corpus is not prepared. Raises ValueError
+        if another corpus is there now. In a `data_dir` that was given, another text is allowed, with a warning, if its
+        tokeniser is the run's.
         """
+        from compressive.data.corpus import MANIFEST, Corpus
+
+        excerpt, whole = self.folder / EXCERPT, Path(self.config.data.data_dir) / self.config.data.corpus
+        if data_dir is None and excerpt.is_dir() and not (whole / MANIFEST).is_file():
+            note(f"{whole} is not prepared: reading the excerpt that comes with {self.folder.name}")
+            return Corpus.open(excerpt)
         corpus = self.configured_corpus(data_dir)
         if not (self.folder / CORPUS).exists():  # written by version 0.1, or not begun yet
             return corpus

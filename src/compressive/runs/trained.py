@@ -44,7 +44,7 @@ class Trained:
         """
         if (run.folder / RELEASE).is_file():
             about = read_json(run.folder / RELEASE, ("step",))
-            return cls(run.config.model, about["step"], _read_weights(run.folder / WEIGHTS))
+            return cls(run.config.model, about["step"], read_weights(run.folder / WEIGHTS))
         found = checkpoint.best(run.checkpoints) if which == "best" else checkpoint.latest(run.checkpoints)
         if found is None:
             raise checkpoint.CheckpointError(
@@ -116,8 +116,11 @@ class Trained:
             )
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Read safetensors only: loading a pickle can run arbitrary code."""
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read safetensors only: loading a pickle can run arbitrary code.
+
+    Raises FileNotFoundError if the file is missing, ValueError if it is no safetensors file.
+    """
     if not path.is_file() and path.with_name(f"{path.name}.index.json").is_file():
         raise FileNotFoundError(
             f"{path} does not exist: {path.parent} holds weights in several shards, expected one file; load them with "

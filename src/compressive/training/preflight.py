@@ -17,6 +17,7 @@ from compressive.distributed import World
 from compressive.kernels.dispatch import using
 from compressive.runs.origin import Origin
 from compressive.runs.run import Run
+from compressive.runs.shipped import spelled
 from compressive.runtime import autocast, memory_gib
 from compressive.training.step import FITTING, first_memory
 
@@ -87,12 +88,12 @@ def check_start(source: Run, model: AnyModelConfig, corpus: Corpus) -> None:
     Tokens must mean the same, and every field that the weights depend on must be equal. Compressors count where both
     models have some. A loss may change: what it needs besides starts from random weights.
     """
-    theirs, then = source.tokenizer(), source.config.model
+    theirs, then, name = source.tokenizer(), source.config.model, spelled(source.folder)
     if not theirs.same_as(corpus.tokenizer):
         raise ValueError(
-            f"{corpus.name} has other tokens ({corpus.manifest.tokenizer}, {corpus.vocab_size:,}) than {source.folder} "
+            f"{corpus.name} has other tokens ({corpus.manifest.tokenizer}, {corpus.vocab_size:,}) than {name} "
             f"was trained with ({theirs.kind}, {theirs.vocab_size:,}): prepare it again with "
-            f"--vocabulary {source.folder}"
+            f"--vocabulary {name}"
         )
     ignored = INDEPENDENT | {"compression_loss"}
     if isinstance(model, ModelConfig) and isinstance(then, ModelConfig):
@@ -101,12 +102,11 @@ def check_start(source: Run, model: AnyModelConfig, corpus: Corpus) -> None:
         elif model.compression_rates == then.compression_rates or model.compression in ("max", "mean", "most_used"):
             ignored |= {"compression_rate"}  # written differently, or of compressors without weights
     old, new = dataclasses.asdict(then), dataclasses.asdict(model)
-    differing = [name for name in new if name not in ignored and old.get(name) != new[name]]
+    differing = [field for field in new if field not in ignored and old.get(field) != new[field]]
     if differing:
-        values = ", ".join(f"model.{name}={new[name]!r} (there {old.get(name)!r})" for name in differing)
+        values = ", ".join(f"model.{field}={new[field]!r} (there {old.get(field)!r})" for field in differing)
         raise ValueError(
-            f"{values}: expected the values of {source.folder}, as weights depend on them; give these, "
-            "or train without --from"
+            f"{values}: expected the values of {name}, as weights depend on them; give these, or train without --from"
         )
 
 

@@ -26,10 +26,10 @@ from compressive.analysis.report.run import (
 from compressive.config import AgentRun
 from compressive.plotting import COLOURS, INK, Panel, require_matplotlib, tidy, tip
 from compressive.rl.env.rooms import HUMAN, RANDOM
-from compressive.rl.evaluate import Evaluation, evaluate
+from compressive.rl.evaluate import Evaluation, compare
 from compressive.rl.policies import load_policy
 from compressive.rl.run import AgentFolder
-from compressive.rl.video import watch, write
+from compressive.rl.video import frame_time, watch, write
 
 ENVS = 64
 """Environments stepped side by side."""
@@ -87,17 +87,9 @@ def agent_report(overview: Overview, request: Request) -> Report:
 def measure(run: AgentFolder, request: Request) -> Findings:
     """Evaluate the agent, a random policy and, in the rooms, an oracle; record one episode of the agent."""
     device, folder = torch.device(request.device), str(run.folder)
-    envs = min(ENVS, request.episodes)
-    names = {"agent": folder, "random": "random"}
-    if run.config.task.name == "rooms":
-        names["oracle"] = "oracle"
-    found, step = {}, 0
-    for i, (name, policy) in enumerate(names.items()):
-        loaded = load_policy(policy, envs, SEED, device, of=run.folder)
-        if name == "agent":
-            step = int(loaded.description.rpartition("step ")[2])
-        progress = part(request.progress, i / 4, (i + 1) / 4)
-        found[name] = evaluate(loaded.task, loaded.policy, request.episodes, SEED, loaded.comparable, progress)
+    progress = part(request.progress, 0, 3 / 4)
+    loaded, found = compare(folder, request.episodes, ENVS, SEED, device, progress=progress)
+    step = int(loaded.description.rpartition("step ")[2])
     episode, unseen = _episode(folder, device)
     return Findings(step, found, episode, unseen)
 
@@ -111,7 +103,7 @@ def _episode(folder: str, device: torch.device) -> tuple[bytes | None, str]:
         return None, str(error)
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "episode.gif"
-        write(frames[:FRAMES], path)
+        write(frames[:FRAMES], path, frame_time(loaded.task))
         return path.read_bytes(), ""
 
 

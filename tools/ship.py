@@ -1,0 +1,258 @@
+"""Make a shipped model of a finished run: its weights, its scores and its card.
+
+    python tools/ship.py runs/enwik8-small --results experiments/results/enwik8-small/DATE-DEVICE.json
+    python tools/ship.py runs/rooms --results experiments/results/rooms-small/DATE-DEVICE.json
+
+A model of text ships in bf16 with an excerpt of its corpus. What is scored is what ships, the rounded weights: the
+whole test split with the memory sizes of training, and with the compressed size that is best on validation. An agent
+plays 1,024 episodes, beside the random policy and the oracle. The card, README.md, has only figures of the results
+file. The folder src/compressive/shipped/NAME must not exist yet.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compressive.analysis.memory import measure_memory
+from compressive.bench import write_results
+from compressive.config import transformer
+from compressive.data.corpus import SPLITS, Corpus, write_corpus
+from compressive.evaluation.sweep import Reading, Result, combinations, sweep
+from compressive.model.language_model import CompressiveLM
+from compressive.rl import release
+from compressive.rl.evaluate import compare
+from compressive.rl.run import AgentFolder
+from compressive.runs.export import export
+from compressive.runs.run import RELEASE, Run, read_config
+from compressive.runs.shipped import EXCERPT, SHIPPED
+from compressive.runs.trained import WEIGHTS, Trained, read_weights
+from compressive.runtime import write_atomically
+
+TOKENS = {"train": 10_000, "valid": 100_000, "test": 100_000}
+"""Tokens of each split in the excerpt; nothing reads the training text, which a corpus must have."""
+EPISODES = 1024
+"""Episodes that an agent is evaluated on."""
+
+
+def main() -> None:
+    """Export, score, and write the card."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--results", type=Path, required=True, help="results file to write")
+    parser.add_argument("--sizes", default="64,128,256,512", help="compressed sizes to try (default: %(default)s)")
+    parser.add_argument("--streams", type=int, default=16, help="streams to read (default: %(default)s)")
+    parser.add_argument(
+        "--valid", type=int, default=500_000, help="tokens to choose the size on (default: %(default)s)"
+    )
+    options = parser.parse_args()
+    folder = SHIPPED / options.run.resolve().name
+    if "task" in read_config(options.run, "compressive train"):
+        text = agent_card(ship_agent(options.run, folder, options.results))
+    else:
+        text = ship_text(options, folder)
+    (folder / "README.md").write_text(text, "utf-8")
+    print(text)
+
+
+def ship_agent(source: Path, folder: Path, results: Path) -> dict[str, Any]:
+    """Export and evaluate an agent; return what the results file holds."""
+    release.export(AgentFolder.open(source), folder)
+    _, policies = compare(str(folder), EPISODES, envs=64, seed=1_000_000, device=torch.device("cpu"))
+    weights = read_weights(folder / WEIGHTS)
+    about = provenance(source, folder, weights) | {
+        "steps": json.loads((folder / RELEASE).read_text("utf-8"))["step"],
+        "evaluation": {name: found.as_dict() for name, found in policies.items()},
+    }
+    return written(results, f"the shipped agent {folder.name}: training and evaluation", about)
+
+
+def ship_text(options: argparse.Namespace, folder: Path) -> str:
+    """Export and score a model of text; return its card."""
+    run = Run.open(options.run)
+    corpus = run.corpus()
+    export(run, folder, precision="bf16")
+    write_excerpt(corpus, folder / EXCERPT)
+
+    trained = Trained.load(Run.open(folder))
+    on_valid = Reading("valid", options.streams, options.valid)
+    swept = scored(trained, corpus, options.sizes, on_valid)
+    best = transformer(min(swept, key=lambda result: result.headline).config.model)
+    sizes = {str(size): None for size in (trained_size(trained), best.compressed_size)}
+    tested = scored(trained, corpus, ",".join(sizes), Reading("test", options.streams))
+    write_atomically(folder / "evaluation" / "test.json", json.dumps(tested[0].as_dict(), indent=1) + "\n")
+    model = trained.model(transformer(trained.config))
+    assert isinstance(model, CompressiveLM)
+    memory = measure_memory(model, corpus.split("valid"), tokens=200_000, streams=options.streams)
+
+    about = provenance(run.folder, folder, trained.weights) | {
+        "validation": [result.as_dict() for result in swept],
+        "test": [result.as_dict() for result in tested],
+        "memory": memory.as_dict(),
+    }
+    found = written(options.results, f"the shipped model {folder.name}: training, scores, use of memory", about)
+    return card(found, corpus)
+
+
+def provenance(source: Path, folder: Path, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """How the weights of a run came about, and the curve of training."""
+    starts, records = (
+        [json.loads(line) for line in (source / name).read_text("utf-8").splitlines()]
+        for name in ("environment.jsonl", "metrics.jsonl")
+    )
+    kept = ("commit", "time", "python", "torch", "gpu", "cpu_cores", "threads")
+    curve = ("kind", "step", "seconds", "bits", "compression_loss", "return", "choices", "choice_accuracy")
+    return {
+        "name": folder.name,
+        "parameters": sum(tensor.numel() for tensor in weights.values()),
+        "bytes": (folder / WEIGHTS).stat().st_size,
+        "trained": [{name: start[name] for name in kept} | {"command": start["command"][1:]} for start in starts],
+        "seconds": records[-1]["seconds"],
+        "config": json.loads((source / "config.json").read_text("utf-8")),
+        "curve": [{key: record[key] for key in curve if key in record} for record in records],
+    }
+
+
+def written(results: Path, what: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the results file; return what it holds."""
+    write_results(results, what, " ".join(["python", *sys.argv]), [], **about)
+    found: dict[str, Any] = json.loads(results.read_text("utf-8"))
+    return found
+
+
+def trained_size(trained: Trained) -> int:
+    """The compressed size in training."""
+    size = transformer(trained.config).compressed_size
+    assert isinstance(size, int)
+    return size
+
+
+def scored(trained: Trained, corpus: Corpus, sizes: str, reading: Reading) -> list[Result]:
+    """Score with several compressed sizes."""
+    found = []
+    for result in sweep(trained, corpus, combinations(trained, None, sizes), reading):
+        found.append(result)
+        print(
+            f"{reading.split}: {memory_of(result.as_dict())}: {result.headline:.4f}, {result.seconds:.0f} s", flush=True
+        )
+    return found
+
+
+def write_excerpt(corpus: Corpus, folder: Path) -> None:
+    """Prepare the beginning of each split as a corpus of its own."""
+
+    def beginning(split: str) -> Iterable[bytes]:
+        yield corpus.tokenizer.decode(corpus.split(split)[: TOKENS[split]].tolist())
+
+    note = f"an excerpt, the first {TOKENS['test']:,} tokens of each split: not comparable with scores of the whole"
+    write_corpus(folder, corpus.name, corpus.tokenizer, {split: beginning(split) for split in SPLITS}, {}, note)
+
+
+def memory_of(result: Mapping[str, Any]) -> str:
+    """Memory sizes in words."""
+    return f"{result['memory_size']} recent and {result['compressed_size']} compressed slots"
+
+
+def card(found: Mapping[str, Any], corpus: Corpus) -> str:
+    """The model card, from the results file."""
+    model, train, memory = found["config"]["model"], found["config"]["train"], found["memory"]
+    tests, start, name = found["test"], found["trained"][0], found["name"]
+    of_bytes = corpus.tokenizer.kind == "bytes"
+    tokens = "bytes" if of_bytes else f"{model['vocab_size']:,} subwords"
+    where, tokens_read = trained_on(start), train["steps"] * train["batch"] * model["window"]
+    if of_bytes:
+        table = ["| memory | bits per character |", "|---|---|"]
+        table += [f"| {memory_of(test)} | {test['bits_per_character']:.4f} |" for test in tests]
+    else:
+        table = ["| memory | perplexity per word | bits per byte |", "|---|---|---|"]
+        table += [
+            f"| {memory_of(test)} | {test['word_perplexity']:.2f} | {test['bits_per_byte']:.4f} |" for test in tests
+        ]
+    chosen = f"The second size was chosen on {found['validation'][0]['tokens']:,} tokens of validation."
+    worth, empty = memory["compressed_worth"], memory["since_empty"][0]
+    about = (
+        f"A Compressive Transformer of {found['parameters'] / 1e6:.1f} million parameters: {model['n_layers']} layers "
+        f"of width {model['d_model']}, window {model['window']}, {model['memory_size']} recent and "
+        f"{model['compressed_size']} compressed slots at rate {model['compression_rate']}; {tokens}. Weights in bf16, "
+        f"{found['bytes'] / 2**20:.1f} MiB."
+    )
+    data = f"**Data.** {corpus.name}, {corpus.bytes('train') / 1e6:,.0f} MB of training text. {corpus.manifest.note}"
+    training = (
+        f"**Training.** `compressive {' '.join(start['command'])}`: {train['steps']:,} steps of {train['batch']} "
+        f"streams, {tokens_read / 1e6:.0f} million tokens, in {found['seconds'] / 3600:.1f} hours on {where}; seed "
+        f"{train['seed']}, commit {start['commit']}."
+    )
+    scores = (
+        f"**Scores** of the whole test split, {tests[0]['tokens']:,} tokens read in {tests[0]['streams']} streams, "
+        "with the weights as they ship:"
+    )
+    used = (
+        f"**Memory.** With compressed memory hidden, a token costs {worth['mean']:.4f} ± {worth['error']:.4f} bits "
+        f"more (validation). The first token after an empty memory costs {empty['bits']:.2f} bits."
+    )
+    limits = (
+        "**Use.** A small model to try things out with. Its text has the form of its corpus and little sense, and "
+        "repeats what such text says of people and places, true or not."
+    )
+    files = (
+        f"`excerpt/` has the first {TOKENS['test']:,} tokens of the validation and test splits, so that `evaluate` and "
+        f"`analyze` work where the corpus is not prepared. The figures are in `experiments/results/{name}` of the "
+        "repository. Licences: `NOTICE`."
+    )
+    commands = ("generate NAME --prompt 'The old house' --length 300", "evaluate NAME", "analyze NAME memory")
+    shown = "\n".join(["```sh", *(f"compressive {words.replace('NAME', name)}" for words in commands), "```"])
+    paragraphs = [data, training, scores, "\n".join(table), *[chosen] * (len(tests) > 1), used, limits, files]
+    wrapped = [text if text.startswith("|") else fill(text, 120) for text in paragraphs]
+    return "\n\n".join([f"# {name}", fill(about, 120), shown, *wrapped]) + "\n"
+
+
+def trained_on(start: Mapping[str, Any]) -> str:
+    """The hardware in words."""
+    return start["gpu"] or f"{start['threads']} thread of a CPU that other work shared"
+
+
+def agent_card(found: Mapping[str, Any]) -> str:
+    """The card of an agent, from the results file."""
+    model, task, start, name = found["config"]["model"], found["config"]["task"], found["trained"][0], found["name"]
+    agent, random, oracle = (found["evaluation"][policy] for policy in ("agent", "random", "oracle"))
+    low, high = agent["choice_accuracy_interval"]
+    about = (
+        f"An agent of {found['parameters'] / 1e6:.2f} million parameters for the two rooms: a residual network, a "
+        f"Compressive Transformer of {model['n_layers']} layer of width {model['d_model']} as its memory (window "
+        f"{model['window']}, {model['memory_size']} recent and {model['compressed_size']} compressed slots at rate "
+        f"{model['compression_rate']}), a policy and a value. Weights in fp32, {found['bytes'] / 2**20:.1f} MiB."
+    )
+    its_task = (
+        f"**Task.** All {task['objects']} objects and whole episodes of {task['seconds']:.0f} seconds, but images of "
+        f"{task['width']} × {task['height']} pixels, larger objects, and an avatar that is faster and turns less than "
+        "in the full task. Scores cannot be compared with published ones."
+    )
+    training = (
+        f"**Training.** `compressive {' '.join(start['command'])}`: {found['steps']:,} steps in "
+        f"{found['seconds'] / 60:.0f} minutes on {trained_on(start)}; seed {found['config']['train']['seed']}, commit "
+        f"{start['commit']}."
+    )
+    scores = f"**Scores** over {agent['episodes']:,} episodes, with 95 % intervals; actions are sampled:"
+    table = [
+        "| policy | return | right choices |",
+        "|---|---|---|",
+        f"| {name} | {agent['return']:.1f} ± {agent['return_margin_95']:.1f} | {agent['choice_accuracy']:.1%} of "
+        f"{agent['choices']:,} ({low:.1%} to {high:.1%}) |",
+        f"| oracle | {oracle['return']:.1f} ± {oracle['return_margin_95']:.1f} | {oracle['choice_accuracy']:.1%} |",
+        f"| random | {random['return']:.1f} ± {random['return_margin_95']:.1f} | {random['choice_accuracy']:.1%} |",
+    ]
+    commands = (f"rl evaluate {name}", f"rl watch {name} --out episode.gif")
+    shown = "\n".join(["```sh", *(f"compressive {words}" for words in commands), "```"])
+    files = "`metrics.jsonl` has the curve of training. The figures are in `experiments/results` of the repository."
+    wrapped = [fill(text, 120) for text in (its_task, training, scores)]
+    return "\n\n".join([f"# {name}", fill(about, 120), shown, *wrapped, "\n".join(table), fill(files, 120)]) + "\n"
+
+
+if __name__ == "__main__":
+    main()
