@@ -1,4 +1,4 @@
-"""The modules of the agent import each other in no circle; only the command line and reports of runs import them."""
+"""The modules of the agent import each other in no circle; only commands, reports and experiments import them."""
 
 from test_architecture import cycle, graph, imports, modules
 
@@ -15,8 +15,8 @@ def test_modules_form_no_cycle():
     assert not cycle({name: used - {"rl", "rl.env", "rl.agent"} for name, used in edges.items()})
 
 
-def test_only_the_command_line_and_reports_import_the_agent():
+def test_only_commands_reports_and_experiments_import_the_agent():
     edges = graph()
-    assert sorted(name for name, used in edges.items() if "rl" in used) == ["analysis", "cli"]
+    assert sorted(name for name, used in edges.items() if "rl" in used) == ["analysis", "cli", "experiments"]
     below = {"config", "console", "kernels", "model", "runs", "runtime", "training", "distributed", "plotting"}
     assert edges["rl"] <= below

@@ -8,6 +8,7 @@ import torch
 from rl_helpers import CPU, build, tiny_agent_run
 from torch.nn import functional as F
 
+from compressive.config.agent import AgentRun
 from compressive.rl.learning import (
     Learner,
     UpdateStats,
@@ -25,6 +26,21 @@ def test_rewards_are_shaped_as_configured():
     assert shaped(rewards, "scaled", 0.1).tolist() == pytest.approx([0.1, 1, -1])
     expected = [5 * math.tanh(0.2), 5 * math.tanh(2), -1.5 * math.tanh(2)]
     assert shaped(rewards, "asymmetric", 0.1).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("gradient", "off"), [(1e-8, 0.02), (1e-4, 0.31), (1.0, 0.02)])
+def test_the_paper_s_epsilon_is_impala_s(gradient, off):
+    """IMPALA sums its losses over 32 rollouts of 100 steps, and its RMSProp has epsilon 0.1 inside the root."""
+    options = AgentRun.from_preset("rooms").train
+    weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+    optimiser = torch.optim.RMSprop([weight], lr=options.learning_rate, eps=options.epsilon)
+    for _ in range(2000):  # until the mean square no longer depends on how it began
+        before = weight.item()
+        weight.grad = torch.full_like(weight, gradient)
+        optimiser.step()
+    summed = 32 * 100 * gradient
+    expected = options.learning_rate * summed / math.sqrt(summed**2 + 0.1)
+    assert before - weight.item() == pytest.approx(expected, rel=off)
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["on policy", "an update behind"])

@@ -8,7 +8,7 @@ from rl_helpers import CPU
 from compressive.config.agent import TaskConfig
 from compressive.rl.env.build import build_task
 from compressive.rl.policies import RandomPolicy, load_policy
-from compressive.rl.video import watch, write
+from compressive.rl.video import _GAIN, _LOSS, FLASH, MILLISECONDS, frame_time, watch, write
 
 
 def test_an_episode_is_rendered_with_its_map(tmp_path):
@@ -27,6 +27,21 @@ def test_an_episode_is_rendered_with_its_map(tmp_path):
     assert sorted(path.name for path in (tmp_path / "frames").iterdir()) == ["0000.png", "0001.png", "0002.png"]
     with Image.open(tmp_path / "frames" / "0002.png") as image:
         assert np.array_equal(np.array(image), frames[2])
+
+
+def test_rewards_are_flashed_for_some_frames():
+    task, policy, *_ = load_policy("oracle", 1, 0, CPU, delays=(5,), watched=True)
+    frames, _ = watch(task, policy, seed=3)
+    edges = [tuple(frame[0, 0]) for frame in frames]  # of the view
+    (first, *others) = [number for number, edge in enumerate(edges) if edge == _GAIN]
+    assert len(others) == FLASH - 1  # of the pad; the choice ends the episode
+    assert others[-1] == first + FLASH - 1
+    assert _LOSS not in edges
+
+
+def test_fast_avatars_are_shown_slowly():
+    full, fast = (build_task(TaskConfig(envs=1, speed=speed), 0, CPU) for speed in (320.0, 960.0))
+    assert (frame_time(full), frame_time(fast)) == (MILLISECONDS, 3 * MILLISECONDS)
 
 
 def test_any_environment_that_renders_can_be_watched():

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ import torch
 from compressive.config.checks import require
 from compressive.rl.env.rooms import HUMAN, RANDOM, Rooms, human_normalised
 from compressive.rl.env.task import Task
-from compressive.rl.policies import Policy
+from compressive.rl.policies import LoadedPolicy, Policy, load_policy
 
 _NORMAL = 1.96
 """Half the width of a 95 % interval, in standard errors."""
@@ -74,6 +76,46 @@ class Evaluation:
             and {side: {"right": right, "wrong": wrong} for side, (right, wrong) in self.by_side.items()},
             "published": {"human": HUMAN, "random": RANDOM} if self.comparable else None,
         }
+
+
+class Compared(NamedTuple):
+    """A policy, and what it is measured by."""
+
+    loaded: LoadedPolicy
+    policies: dict[str, Evaluation]  # agent, random and, in the rooms, oracle; or one of the latter two alone
+
+
+def compare(
+    name: str,
+    episodes: int,
+    envs: int,
+    seed: int,
+    device: torch.device,
+    greedy: bool = False,
+    delays: tuple[int, ...] | None = None,
+    of: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Compared:
+    """Evaluate a policy, by its name for `load_policy`; an agent beside `random` and `oracle` in its own task.
+
+    `progress` is called with the number of episodes that have ended, of all policies, and their total.
+    """
+    envs = min(envs, episodes)
+    loaded = load_policy(name, envs, seed, device, greedy, delays, of=of)
+    chosen = {name: loaded}
+    if name not in ("random", "oracle"):
+        others = ("random", "oracle") if isinstance(loaded.task, Rooms) else ("random",)
+        chosen = {"agent": loaded}
+        chosen |= {other: load_policy(other, envs, seed, device, delays=delays, of=Path(name)) for other in others}
+    found: dict[str, Evaluation] = {}
+    for which, policy in chosen.items():
+
+        def part(ended: int, total: int) -> None:
+            if progress is not None:
+                progress(len(found) * total + ended, len(chosen) * total)
+
+        found[which] = evaluate(policy.task, policy.policy, episodes, seed, policy.comparable, part)
+    return Compared(loaded, found)
 
 
 @torch.no_grad()

@@ -105,16 +105,17 @@ def load_policy(
     watched: bool = False,
     of: Path | None = None,
 ) -> LoadedPolicy:
-    """Load a policy by name, `random`, `oracle` or the folder of a run, together with `envs` copies of its task.
+    """Load a policy by name together with `envs` copies of its task: `random`, `oracle`, a shipped agent, or a folder.
 
-    A run acts in its own task, `random` and `oracle` in that of the run `of`, or in the full rooms if `of` is None.
-    `delays` replaces those of the task. `random` and `oracle` do not use observations, so theirs are rendered at 4 × 3
-    pixels, unless the task is to be `watched`. Raises FileNotFoundError if a folder is no run, ValueError if it is no
-    agent's run, CheckpointError if it has no checkpoint.
+    The folder is that of a run or of a release, which acts in its own task; `random` and `oracle` act in that of the
+    run, release or shipped agent `of`, or in the full rooms if `of` is None. `delays` replaces those of the task.
+    `random` and `oracle` do not use observations, so theirs are rendered at 4 × 3 pixels, unless the task is to be
+    `watched`. Raises FileNotFoundError if a folder is no run, ValueError if it is no agent's run, CheckpointError if it
+    has no checkpoint.
     """
     trained = name not in ("random", "oracle")
-    folder = Path(name) if trained else of
-    run = None if folder is None else AgentFolder.open(folder)
+    folder = name if trained else of
+    run = None if folder is None else AgentFolder.open(Path(folder))
     config = TaskConfig() if run is None else run.config.task
     if not trained and not watched:
         config = dataclasses.replace(config, width=4, height=3)

@@ -1,5 +1,6 @@
 """Run one episode and write a video: the agent's observations with a map beside them.
 
+compressive rl watch rooms                                   # the agent that comes with the package
 compressive rl watch runs/rooms --out episode.gif
 compressive rl watch oracle --out frames
 """
@@ -17,10 +18,10 @@ from compressive.cli import run
 class Watch:
     """Run one episode and write a video."""
 
-    policy: Annotated[Positional[str], arg(metavar="RUN|random|oracle")]
-    """Folder of a run, or random, or oracle."""
+    policy: Annotated[Positional[str], arg(metavar="RUN|rooms|random|oracle")]
+    """Folder of a run or release; rooms, the agent that comes with the package; random; or oracle."""
     of: Path | None = None
-    """Folder of the run whose task random and oracle act in; the full rooms if not given."""
+    """Run, release or shipped agent whose task random and oracle act in; the full rooms if not given."""
     out: Path = Path("episode.gif")
     """A GIF, which is replaced, or, if the name does not end in .gif, a new or empty folder for PNG files."""
     greedy: bool = False
@@ -41,7 +42,7 @@ def main(arguments: list[str], prog: str) -> int:
 def watch(options: Watch) -> int:
     """Run the episode, write the video and print its path."""
     from compressive.rl.policies import load_policy
-    from compressive.rl.video import check_out, watch, write
+    from compressive.rl.video import check_out, frame_time, watch, write
     from compressive.runtime import pick_device
 
     check_out(options.out)
@@ -50,6 +51,6 @@ def watch(options: Watch) -> int:
         options.policy, 1, options.seed, device, options.greedy, options.delays, watched=True, of=options.of
     )
     frames, total = watch(loaded.task, loaded.policy, options.seed)
-    write(frames, options.out)
+    write(frames, options.out, frame_time(loaded.task))
     print(f"{loaded.description}: {len(frames)} steps, return {total:g}, written to {options.out}")
     return 0
