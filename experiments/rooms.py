@@ -12,16 +12,15 @@ it was resumed. A run can only be resumed with the values it was started with.
 import argparse
 import dataclasses
 import json
-import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from compressive.config.agent import AgentRun
-from compressive.rl.evaluate import evaluate
+from compressive.rl.curves import plot
+from compressive.rl.evaluate import compare
 from compressive.rl.loop import read_metrics, train
-from compressive.rl.policies import load_policy
 from compressive.rl.run import AgentFolder
 from compressive.runtime import describe_environment, pick_device, write_atomically
 
@@ -52,7 +51,12 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=1024, help="episodes of the evaluation, for each delay")
     options = parser.parse_args()
     if options.figure is not None:
-        plot(json.loads(options.results.read_text("utf-8")), options.figure)
+        results = json.loads(options.results.read_text("utf-8"))
+        plot(
+            results["curve"],
+            {who.split("_delay_")[0]: found for who, found in results["policies"].items()},
+            options.figure,
+        )
         return 0
 
     config = configure(options)
@@ -93,14 +97,12 @@ def configure(options: argparse.Namespace) -> AgentRun:
 
 def report(run: AgentFolder, episodes: int) -> dict[str, object]:
     """Evaluate the agent, the random policy and the oracle for each delay; return that with the curve and the speed."""
-    device, policies = pick_device(run.config.train.device), {}
+    device, policies, seconds = pick_device(run.config.train.device), dict[str, Any](), 0.0
     for delay in run.config.task.delays:
-        for name in (str(run.folder), "random", "oracle"):
-            loaded = load_policy(name, min(256, episodes), 10**6, device, delays=(delay,), of=run.folder)
-            began = time.monotonic()
-            found = evaluate(loaded.task, loaded.policy, episodes, 10**6, loaded.comparable).as_dict()
-            who = name if name in ("random", "oracle") else "agent"
-            policies[f"{who}_delay_{delay}"] = found | {"seconds": time.monotonic() - began}
+        began = time.monotonic()
+        _, found = compare(str(run.folder), episodes, 256, 10**6, device, delays=(delay,))
+        policies |= {f"{who}_delay_{delay}": evaluation.as_dict() for who, evaluation in found.items()}
+        seconds += time.monotonic() - began
     rows = read_metrics(run.folder)
     speeds = sorted(row["steps_per_second"] for row in rows[1:] or rows)
     return {
@@ -114,45 +116,9 @@ def report(run: AgentFolder, episodes: int) -> dict[str, object]:
         "seconds": rows[-1]["seconds"],
         "median_steps_per_second": speeds[len(speeds) // 2],
         "policies": policies,
+        "evaluation_seconds": seconds,
         "curve": rows,
     }
-
-
-def plot(results: dict[str, Any], path: Path) -> None:
-    """Plot return, choices and right choices over steps: every logged row, and the mean of five rows."""
-    from compressive.plotting import COLOURS, bound, figure, headline, save, tidy
-
-    rows = [row for row in results["curve"] if row["episodes"]]
-    policies = {name.split("_delay_")[0]: found for name, found in results["policies"].items()}
-    agent, random = policies["agent"], policies["random"]
-    page = figure(10.5, 3.6)
-    shown: dict[str, list[tuple[float, float]]] = {
-        "return per episode": [(row["step"], row["return"]) for row in rows],
-        "choices per episode": [(row["step"], row["choices"] / row["episodes"]) for row in rows],
-        "share of right choices": [(row["step"], row["choice_accuracy"]) for row in rows if row["choices"]],
-    }
-    for axes, (name, points) in zip(page.subplots(1, 3), shown.items(), strict=True):
-        steps, values = [step / 1e6 for step, _ in points], [value for _, value in points]
-        nearby = [statistics.mean(values[max(0, at - 2) : at + 3]) for at in range(len(values))]
-        axes.plot(steps, values, color=COLOURS["window"], linewidth=0.8)
-        axes.plot(steps, nearby, color=COLOURS["compressed"])
-        tidy(axes, name, x="million agent steps")
-        if name == "return per episode":
-            bound(axes, random["return"], "random policy")
-        elif name == "share of right choices":
-            axes.set_ylim(0, 1)
-            bound(axes, 0.5, "chance")
-        axes.set_ylim(bottom=min(0, *values))
-    low, high = agent["choice_accuracy_interval"]
-    chance = "at chance" if low <= 0.5 <= high else "above chance" if low > 0.5 else "below chance"
-    claim = f"The agent learns to reach the choice, but chooses {chance}: {agent['choice_accuracy']:.1%} right"
-    others = [f"oracle {policies['oracle']['return']:g}"] if "oracle" in policies else []
-    if agent["published"]:
-        others.append(f"humans {agent['published']['human']:g} as published")
-    detail = "Grey: each logged row. Red: mean of five rows. "
-    detail += f"Above the axis of the return: {', '.join(others)}." if others else ""
-    headline(page, claim, detail)
-    save(page, path)
 
 
 if __name__ == "__main__":

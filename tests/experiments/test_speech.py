@@ -1,107 +1,84 @@
-"""The speech experiment at tiny size: equal samples, stopped and resumed, without the audio libraries."""
+"""The experiment on speech: equal sizes, equal samples, curves over samples and seconds."""
 
+import dataclasses
 import json
-import os
-import runpy
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
-from helpers import ROOT
-from speech_helpers import tiny_speech
-from warm_python import interpreter
+from speech_helpers import tiny_speech, tiny_speech_config, tiny_wavenet
+from training_helpers import make_run
 
-pytestmark = pytest.mark.slow
-
-SCRIPT = ROOT / "experiments" / "speech.py"
-BARE = "import runpy, sys; sys.modules |= dict.fromkeys(('soundfile', 'soxr', 'tyro', 'tokenizers')); " + (
-    f"sys.argv = [{str(SCRIPT)!r}, *sys.argv[1:]]; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
-)
+from compressive.config import RunConfig, transformer
+from compressive.experiments import load
+from compressive.experiments.experiment import SCALES, Measured, cost
+from compressive.experiments.speech import equal_seconds
+from compressive.training import loop
 
 
-def run(*words, cwd):
-    return subprocess.run(
-        [*interpreter(), "-c", BARE, *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_three_models_have_equal_sizes_samples_and_updates(scale):
+    configs = [row.config for row in load("speech").rows(scale)]
+    costs = [cost(config, scale) for config in configs]
+    assert max(of.parameters for of in costs) / min(of.parameters for of in costs) < 1.02
+    assert len({of.tokens for of in costs}) == 1
+    assert len({config.train.steps // config.train.update_every for config in configs}) == 1
+    assert len({config.train.steps / config.train.eval_every for config in configs}) == 1
+    ours, xl = transformer(configs[0].model), transformer(configs[1].model)
+    slots = [size + compressed for size, compressed in zip(ours.memory_sizes, ours.compressed_sizes, strict=True)]
+    assert tuple(slots) == xl.memory_sizes
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """The experiment started, stopped at its deadline, and resumed to the end."""
-    home = tmp_path_factory.mktemp("experiment")
-    tiny_speech(home / "data")
-    words = [
-        "--corpus", "tiny", "--family", "speech-small", "--chunk", 128, "--batch", 2, "--seconds", 1, "--eager",
-        "--precision", "fp32", "--points", 2, "--curve-samples", 400, "--test-samples", 500, "--streams", 2,
-        "--sample", 0.005, "--out", "out", "--results", "results.json", "--commit", "abc",
-    ]  # fmt: skip
-    sitting = 1
-    while not any(file.stat().st_size for file in (home / "out").glob("*/metrics.jsonl")):  # on a busy machine
-        stopped = run(*words, "--sitting", sitting, cwd=home)
-        assert stopped.returncode == 75, stopped.stderr
-        assert "not done yet" in stopped.stdout
-        sitting *= 2
-    old_names = "--lanes", 2, "--draw", 0.005
-    alone = run(*words, *old_names, "--only", "wavenet", "--sitting", 300, cwd=home)
-    assert alone.returncode == 0, alone.stderr
-    found = json.loads((home / "results.json").read_text())
-    assert (list(found["models"]), found["complete"]) == (["wavenet"], False)
-    done = run(*words, "--sitting", 300, cwd=home)
-    assert done.returncode == 0, done.stderr
-    return home
+def test_the_paper_s_scale_is_the_presets():
+    for row, preset in zip(load("speech").rows("paper"), ("speech", "speech-txl", "speech-wavenet"), strict=True):
+        train = dataclasses.replace(row.config.train, eval_test=False)
+        assert dataclasses.replace(row.config, train=train) == RunConfig.from_preset(preset)
 
 
-def test_a_deadline_before_training_handles_signals_is_no_crash(monkeypatch):
-    train_until = runpy.run_path(str(SCRIPT))["train_until"]
-    monkeypatch.setitem(train_until.__globals__, "train", lambda run: time.sleep(60))
-    before = signal.getsignal(signal.SIGTERM)
-    assert train_until(None, time.monotonic() + 0.1) == 75
-    assert signal.getsignal(signal.SIGTERM) == before
+@pytest.mark.slow
+def test_a_run_is_measured_tabulated_and_plotted(tmp_path):
+    experiment, found = load("speech"), []
+    tiny_speech(tmp_path / "data")
+    for name, model in (("transformer", None), ("wavenet", tiny_wavenet())):
+        config = tiny_speech_config(tmp_path / "data", model, eval_test=True)
+        run = make_run(tmp_path / name, config)
+        assert loop.train(run) == loop.FINISHED
+        found.append(json.loads(json.dumps(experiment.measure(run, "tiny"))))
+        points = found[-1]["curve"]
+        assert [point["samples"] for point in points] == [6 * 4 * 40, 12 * 4 * 40]
+        assert points[1]["seconds"] == pytest.approx(12 * 4 * 40 / found[-1]["samples_per_second"])
+        assert found[-1]["test"]["samples"] == len(run.corpus().split("test"))
+        assert found[-1]["test"]["bits"] < 8
+    transformer, wavenet = found
+    assert transformer["linear_prediction"] == wavenet["linear_prediction"]
+    rows = [
+        Measured(row, {0: one, 1: one})
+        for row, one in zip(experiment.rows("tiny"), (transformer, transformer, wavenet), strict=True)
+    ]
+    table = experiment.table(rows).splitlines()
+    assert len(table) == 6
+    assert len({line.count(" | ") for line in table}) == 1
+    assert all("seeds differ by up to 0.000" in verdict for verdict in experiment.verdicts(rows))
+    experiment.plot(rows, tmp_path / "plot.png")
+    experiment.plot([rows[0], *(Measured(row.row, {}) for row in rows[1:])], tmp_path / "some.png")
+    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_all_models_see_equally_many_samples(home):
-    found = json.loads((home / "results.json").read_text())
-    assert found["complete"]
-    assert found["commit"] == "abc"
-    assert found["hardware"]["torch"]
-    seen = {name: model["samples_seen"] for name, model in found["models"].items()}
-    assert set(seen) == {"compressive", "transformer-xl", "wavenet"}
-    assert set(seen.values()) == {found["plan"]["samples"]}
-    sizes = [model["parameters"] for model in found["models"].values()]
-    assert max(sizes) / min(sizes) < 1.03
+def test_equal_seconds_are_read_from_the_curves():
+    experiment = load("speech")
 
+    def measured(speed, last):  # 80 samples, one evaluation in the middle and one at the end
+        curve = [{"samples": n, "seconds": n / speed, "bits": bits} for n, bits in ((40, 6.0), (80, last))]
+        return {"curve": curve, "test": {"bits": last}}
 
-def test_curves_are_of_the_same_updates_and_the_same_samples(home):
-    found = json.loads((home / "results.json").read_text())
-    curves = [model["curves"] for model in found["models"].values()]
-    for split in ("valid", "test"):
-        updates = [[point["update"] for point in curve[split]] for curve in curves]
-        assert updates[0] == updates[1] == updates[2]
-        assert len(updates[0]) >= 2
-    assert found["training_speed_to_wavenet"]["wavenet"] == 1
-    for model in found["models"].values():
-        assert model["best"]["test"]["samples"] == model["last"]["test"]["samples"] == 500
-        assert model["best"]["valid"]["bits"] <= model["last"]["valid"]["bits"] + 0.2
-        assert model["samples_per_second"] > 0
-    assert set(found["floors_test_bits_per_sample"]) == {"unigram", "bigram", "linear_prediction"}
-    assert (home / "out" / "wavenet.wav").stat().st_size == 44 + 2 * 120
-
-
-def test_a_figure_is_plotted_from_the_results(home, monkeypatch):
-    script = runpy.run_path(str(SCRIPT))
-    monkeypatch.setattr(
-        sys, "argv", ["speech.py", "--results", str(home / "results.json"), "--figure", str(home / "a.png")]
-    )
-    assert script["main"]() == 0
-    assert (home / "a.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_a_plan_is_not_changed_on_the_way(home, monkeypatch):
-    script = runpy.run_path(str(SCRIPT))
-    monkeypatch.chdir(home)
-    monkeypatch.setattr(sys, "argv", ["speech.py", "--corpus", "tiny", "--out", "out", "--results", "results.json"])
-    with pytest.raises(SystemExit, match="was made with another family, chunk, batch"):
-        script["main"]()
+    rows = [
+        Measured(row, {0: one, 1: one})
+        for row, one in zip(
+            experiment.rows("tiny"), (measured(2, 4.0), measured(1, 4.0), measured(8, 5.0)), strict=True
+        )
+    ]
+    assert equal_seconds(rows) == 10
+    verdicts = experiment.verdicts(rows)
+    assert verdicts[0].startswith("Compressive Transformer, equal samples, against TransformerXL: +0.000")
+    assert verdicts[1].startswith("Compressive Transformer, equal samples, against WaveNet: -1.000")
+    assert verdicts[2].startswith("Compressive Transformer, equal seconds, against TransformerXL: -0.500")  # 7, 7.5
+    assert verdicts[3].startswith("Compressive Transformer, equal seconds, against WaveNet: +2.000")
+    assert [verdict.rsplit(" ", 1)[-1] for verdict in verdicts] == ["inconclusive.", "lower.", "lower.", "higher."]

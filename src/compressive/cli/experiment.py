@@ -29,7 +29,8 @@ class Run:
     """Experiments; none: list them. Models that several of them need are trained once. `module:class` is one of your
     own, see compressive/experiments/experiment.py."""
     scale: Literal["tiny", "small", "paper"] = "tiny"
-    """tiny: minutes on a CPU, on the books of this repository. small: minutes on one GPU. paper: the paper's models."""
+    """tiny: minutes on a CPU, on the books of this repository, speech on your recordings. small: minutes on one GPU.
+    paper: the paper's models."""
     seeds: tuple[int, ...] = ()
     """Seeds of every model, such as 0 1 2; the experiment's own if none is given."""
     out: Path = Path("experiments/results")
@@ -74,13 +75,13 @@ def experiment(options: Run, command: str) -> int:
 
 
 def _describe(experiment: "Experiment") -> None:
-    from compressive.experiments.experiment import HARDWARE, SCALES, cost
+    from compressive.experiments.experiment import HARDWARE, SCALES
     from compressive.experiments.runner import Options, tasks
 
     print(f"{experiment.name}  ({experiment.source})\n    {experiment.claim}")
     for scale in SCALES:
         planned = tasks([experiment], Options(scale, runs=Path()))
-        seconds = sum(cost(task.row.config, scale).seconds for task in planned)
+        seconds = sum(task.row.cost(scale).seconds for task in planned)
         print(
             f"    {scale:<6} {len(planned):>3} runs, about {_duration(seconds)} of training on {HARDWARE[scale].name}"
         )
@@ -91,13 +92,13 @@ def _list_runs(experiments: "Sequence[Experiment]", options: "Options") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from compressive.experiments.experiment import HARDWARE, cost
+    from compressive.experiments.experiment import HARDWARE
     from compressive.experiments.runner import tasks
 
     table = Table("run", "for", "parameters", "compressors'", "steps", "tokens", "estimated", "state", box=None)
     total = 0.0
     for task in tasks(experiments, options):
-        of = cost(task.row.config, options.scale)
+        of = task.row.cost(options.scale)
         state = "measured" if not task.due else f"at step {task.step:,}" if task.step else "not begun"
         total += of.seconds if task.due else 0
         table.add_row(

@@ -11,12 +11,23 @@ if TYPE_CHECKING:
 
 EXPERIMENTS = {
     "enwik8": "compressive.experiments.enwik8:Enwik8",
-    "subwords": "compressive.experiments.subwords:Subwords",
+    "wikitext": "compressive.experiments.wikitext:WikiText",
+    "words": "compressive.experiments.words:Words",
+    "pg19": "compressive.experiments.pg19:PG19",
     "compression-functions": "compressive.experiments.compression_functions:CompressionFunctions",
     "memory-sizes": "compressive.experiments.memory_sizes:MemorySizes",
     "attention": "compressive.experiments.attention:Attention",
     "layers": "compressive.experiments.layers:Layers",
+    "layers-words": "compressive.experiments.layers_words:LayersWords",
+    "schedule": "compressive.experiments.schedule:Schedule",
+    "samples": "compressive.experiments.samples:Samples",
+    "speech": "compressive.experiments.speech:Speech",
     "recall": "compressive.experiments.recall:Recall",
+    "temporal-range": "compressive.experiments.temporal_range:TemporalRange",
+    "positions": "compressive.experiments.positions:Positions",
+    "rates": "compressive.experiments.rates:Rates",
+    "agent": "compressive.experiments.agent:Rooms",
+    "agent-delays": "compressive.experiments.agent:Delays",
 }
 """Name to `module:class`, in the order in which they are listed."""
 

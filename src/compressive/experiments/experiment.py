@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import fill
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import torch
@@ -28,8 +28,13 @@ import torch
 from compressive.architectures import build_model
 from compressive.config import RunConfig, load_preset
 from compressive.data.prepare import prepare
+from compressive.data.sources import PUBLISHED
+from compressive.data.tokenizer import WordTokenizer
+from compressive.distributed import World
 from compressive.plotting import headline
 from compressive.runs.run import Run
+from compressive.runtime import pick_device
+from compressive.training import loop, preflight
 from compressive.training.flops import training_flops_per_token
 
 Scale = Literal["tiny", "small", "paper"]
@@ -86,6 +91,19 @@ class Row:
     title: str
     """As tables and pictures show it."""
     config: RunConfig
+
+    def cost(self, scale: Scale) -> Cost:
+        """Estimate what one run costs."""
+        return cost(self.config, scale)
+
+    def train(self, folder: Path, seed: int, data_dir: Path, device: str) -> int:
+        """Train one run to its end, or on from where it was; return the exit code of training."""
+        config, world = self.seeded(seed, data_dir, device), World(device=pick_device(device))
+        return loop.train(preflight.begin(folder, config, (), True, world), world)
+
+    def open(self, folder: Path) -> Any:
+        """Open a trained run, for `Experiment.measure`."""
+        return Run.open(folder)
 
     def seeded(self, seed: int, data_dir: Path, device: str) -> RunConfig:
         """Return the configuration of one run."""
@@ -152,9 +170,7 @@ class Experiment(ABC):
 
     def headline(self, fig: Any, verdict: str) -> None:
         """Write a verdict above a figure, and the paper's claim below it."""
-        width = fig.get_size_inches()[0]
-        said = (verdict, f"{self.source}: {self.claim}")
-        headline(fig, *(fill(text, int(width * letters)) for text, letters in zip(said, (10, 17), strict=True)))
+        headline(fig, verdict, f"{self.source}: {self.claim}")
 
     def prepare(self, scale: Scale, data_dir: Path) -> None:
         """Prepare the corpora of the rows as far as this repository holds them.
@@ -169,17 +185,21 @@ def prepare_corpus(corpus: str, data_dir: Path) -> None:
     """Prepare a corpus of the books of this repository; raise FileNotFoundError if another one is not there."""
     if (data_dir / corpus / "manifest.json").exists():
         return
-    ours = {"books": ("bytes", None), "books-subwords": ("bpe", 2000)}
+    ours = {"books": ("bytes", None), "books-words": ("words", None), "books-subwords": ("bpe", 2000)}
     if corpus in ours and BOOKS.is_dir():
-        prepare("text", (BOOKS,), None, data_dir, *ours[corpus], corpus, (0.9, 0.05, 0.05))
+        with TemporaryDirectory() as folder:
+            vocabulary = Path(folder) if corpus == "books-words" else None
+            if vocabulary is not None:
+                train = (path.read_bytes() for path in sorted((BOOKS / "train").glob("*.txt")))
+                WordTokenizer.train(train, least=3).save(vocabulary)  # else <unk> would never be seen in training
+            prepare("text", (BOOKS,), None, data_dir, *ours[corpus], corpus, (0.9, 0.05, 0.05), vocabulary)
         return
     where = "" if data_dir == Path("data") else f" --data-dir {data_dir}"
     remedy = {
-        "enwik8": "compressive data prepare enwik8",
-        "books": "run this in the root of the repository, which has books/",
-        "books-subwords": "run this in the root of the repository, which has books/",
-        "pg19": "compressive data prepare pg19 BUILT",
-        "pg19-small": "compressive data prepare pg19 BUILT --name pg19-small --vocab-size 8000",
+        **{name: f"compressive data prepare {name}" for name in PUBLISHED},
+        **dict.fromkeys(ours, "run this in the root of the repository, which has books/"),
+        "pg19": "compressive data prepare pg19 --source BUILT",
+        "speech": "compressive data prepare speech --source RECORDINGS",
     }.get(corpus, f"compressive data prepare text FILES --name {corpus}")
     raise FileNotFoundError(f"{data_dir / corpus} does not exist: {remedy}{where if 'data prepare' in remedy else ''}")
 

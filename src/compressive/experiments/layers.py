@@ -38,12 +38,12 @@ class Layers(Experiment):
 
     def table(self, rows: Sequence[Measured]) -> str:
         """Return the loss of every layer."""
-        lines = [[number, figure_of(values, 5)] for number, values in _losses(rows).items()]
+        lines = [[number, figure_of(values, 5)] for number, values in losses(rows[0]).items()]
         return markdown(["layer", "attention-reconstruction loss"], lines)
 
     def verdicts(self, rows: Sequence[Measured]) -> Sequence[str]:
         """Compare the first layer with the most compressible of the others."""
-        first, *others = _losses(rows).values() or ([],)
+        first, *others = losses(rows[0]).values() or ([],)
         lowest = [min(values) for values in zip(*others, strict=True)]
         return [Comparison.paired(first, lowest).sentence("Layer 1", "the lowest of the other layers", "in loss", 5)]
 
@@ -51,7 +51,7 @@ class Layers(Experiment):
         """Plot one bar per layer, and a dot for each seed."""
         fig = figure(8, 3.2)
         axes = fig.subplots()
-        for number, values in _losses(rows).items():
+        for number, values in losses(rows[0]).items():
             axes.bar(number, statistics.mean(values), 0.7, color=COLOURS["compressed"], alpha=0.85)
             axes.scatter([number] * len(values), values, color=INK, s=9, zorder=3)
         tidy(axes, "Compression loss by layer; a dot is a seed", "layer", "mean squared difference")
@@ -59,8 +59,7 @@ class Layers(Experiment):
         save(fig, to)
 
 
-def _losses(rows: Sequence[Measured]) -> dict[str, list[float]]:
+def losses(row: Measured) -> dict[str, list[float]]:
     """Return the losses of every seed by layer, whose numbers are words in JSON."""
-    (row,) = rows
     layers = row.values("layers")
     return {number: [one[number]["mean"] for one in layers] for number in (layers[0] if layers else ())}

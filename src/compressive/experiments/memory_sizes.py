@@ -7,7 +7,7 @@ all. Slots that are still empty are zeros, as in training, or masked.
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from compressive.config import EmptyMemory, transformer
 from compressive.distributed import World
@@ -40,6 +40,23 @@ TEST: Mapping[Scale, int | None] = {"tiny": 60_000, "small": None, "paper": None
 EMPTY: tuple[EmptyMemory, ...] = get_args(EmptyMemory)
 
 
+def score_at(
+    trained: Trained, run: Run, slots: int, empty: EmptyMemory | Literal["auto"], reading: Reading
+) -> dict[str, Any]:
+    """Score a run's weights with so many slots in all; recent memory as in training where the model compresses.
+
+    Returns bits per token, beside slots, what empty slots were, and seconds.
+    """
+    model, world = transformer(trained.config), World(device=pick_device(run.config.train.device))
+    recent = model.memory_sizes[0]
+    sizes = (recent, slots - recent) if any(model.compressed_sizes) else (slots, 0)
+    config = trained.eval_config(*sizes, empty)
+    (result,) = sweep(trained, run.corpus(), [config], reading, world)
+    empty_memory = transformer(config.model).empty_memory
+    bits = result.metrics.bits_per_token
+    return {"slots": slots, "empty_memory": empty_memory, "bits": bits, "seconds": result.seconds}
+
+
 class MemorySizes(Experiment):
     """Both models at all sizes."""
 
@@ -56,25 +73,18 @@ class MemorySizes(Experiment):
 
     def measure(self, run: Run, scale: Scale) -> dict[str, Any]:
         """Score the validation split at every size, zeros and masked; the test split as trained and as chosen."""
-        trained, world = Trained.load(run, "last"), World(device=pick_device(run.config.train.device))
-        model, corpus = transformer(trained.config), run.corpus()
-        recent = model.memory_sizes[0]
-        as_trained = recent + model.compressed_sizes[0]
-
-        def scored(slots: int, empty: EmptyMemory, test: bool) -> dict[str, Any]:
-            of = (recent, slots - recent) if any(model.compressed_sizes) else (slots, 0)
-            limit = (TEST if test else VALIDATION)[scale]
-            reading = Reading("test" if test else "valid", STREAMS[scale], limit, run.config.train.precision)
-            (result,) = sweep(trained, corpus, [trained.eval_config(*of, empty)], reading, world)
-            return {"slots": slots, "empty_memory": empty, "bits": result.headline, "seconds": result.seconds}
-
+        trained, precision = Trained.load(run, "last"), run.config.train.precision
+        model = transformer(trained.config)
+        on_valid = Reading("valid", STREAMS[scale], VALIDATION[scale], precision)
+        on_test = Reading("test", STREAMS[scale], TEST[scale], precision)
         first = transformer(compressive(scale).config.model).memory_sizes[0]
-        valid = [scored(first + size, empty, test=False) for size in SIZES[scale] for empty in EMPTY]
+        as_trained = model.memory_sizes[0] + model.compressed_sizes[0]
+        valid = [score_at(trained, run, first + size, empty, on_valid) for size in SIZES[scale] for empty in EMPTY]
         best = min(valid, key=lambda one: one["bits"])
         return {
             "valid": valid,
-            "test_as_trained": scored(as_trained, model.empty_memory, test=True),
-            "test_as_chosen": scored(best["slots"], best["empty_memory"], test=True),
+            "test_as_trained": score_at(trained, run, as_trained, model.empty_memory, on_test),
+            "test_as_chosen": score_at(trained, run, best["slots"], best["empty_memory"], on_test),
         }
 
     def table(self, rows: Sequence[Measured]) -> str:

@@ -19,15 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from compressive.bench import processor, write_results
-from compressive.config import RunConfig
 from compressive.console import SIGN_OF_LIFE, note, progress_bar, warn
-from compressive.distributed import World
 from compressive.experiments import load
-from compressive.experiments.experiment import Experiment, Measured, Row, Scale, cost
+from compressive.experiments.experiment import Experiment, Measured, Row, Scale
 from compressive.plotting import PlotError
-from compressive.runs.run import Run
-from compressive.runtime import describe_environment, noted_signals, pick_device, write_atomically
-from compressive.training import loop, preflight
+from compressive.runtime import describe_environment, noted_signals, write_atomically
+from compressive.training import loop
 
 FINISHED, FAILED, TO_BE_CONTINUED = loop.FINISHED, 1, loop.INTERRUPTED
 """Exit codes: all runs measured; a run failed; stopped in time or by a signal, to be resumed by the same command."""
@@ -126,7 +123,10 @@ def tasks(experiments: Sequence[Experiment], options: Options) -> list[Task]:
 def _check_folder(task: Task) -> None:
     """Raise ValueError if the folder holds a run of another configuration; fields that it lacks have their defaults."""
     path = task.folder / ROW
-    if path.exists() and RunConfig.from_tables(json.loads(path.read_text("utf-8"))["config"]) != task.row.config:
+    if (
+        path.exists()
+        and type(task.row.config).from_tables(json.loads(path.read_text("utf-8"))["config"]) != task.row.config
+    ):
         raise ValueError(
             f"{task.folder} was trained with another configuration than {task.row.name!r} has now; move it away, or "
             "give another --runs"
@@ -146,15 +146,13 @@ def work(words: dict[str, Any]) -> int:
     (task,) = (task for task in planned if task.row.name == words["row"])
     identity = {"row": task.row.name, "seed": task.seed, "config": dataclasses.asdict(task.row.config)}
     write_atomically(task.folder / ROW, json.dumps(identity, indent=1))
-    config = task.row.seeded(task.seed, options.data_dir, words["device"])
-    world = World(device=pick_device(config.train.device))
-    code = loop.train(preflight.begin(task.folder, config, (), True, world), world)
+    code = task.row.train(task.folder, task.seed, options.data_dir, words["device"])
     if code == loop.FINISHED:
         seconds = json.loads((task.folder / "metrics.jsonl").read_text("utf-8").splitlines()[-1])["seconds"]
         starts = [json.loads(line) for line in (task.folder / "environment.jsonl").read_text("utf-8").splitlines()]
         about = describe_environment() | {"cpu": processor()}
         for experiment in task.due:
-            found = experiment.measure(Run.open(task.folder), options.scale)
+            found = experiment.measure(task.row.open(task.folder), options.scale)
             kept = {
                 "training_seconds": seconds,
                 "trained": [{name: start[name] for name in TRAINED} for start in starts],  # once per start
@@ -275,7 +273,7 @@ def write(experiment: Experiment, options: Options, command: str) -> None:
         paths = {seed: _measurement(options.folder(row, seed), experiment) for seed in seeds}
         kept = {seed: json.loads(path.read_text("utf-8")) for seed, path in paths.items() if path.exists()}
         rows.append(Measured(row, {seed: one["found"] for seed, one in kept.items()}))
-        about = {"row": row.name, "title": row.title, **cost(row.config, options.scale)._asdict()}
+        about = {"row": row.name, "title": row.title, **row.cost(options.scale)._asdict()}
         del about["seconds"]  # estimated
         flat += [{**about, "seed": seed, **one} for seed, one in kept.items()]
     if not flat:
