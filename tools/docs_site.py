@@ -15,6 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages from outside docs/, and their names on the site."""
+STYLE = "site.css"
+"""What the site adds to the theme's style."""
 _LINK = re.compile(r"""(\]\(|<img src=")([^)#\s"]+)(#[^)\s"]*)?([)"])""")
 _ADDRESS = re.compile(r"^[a-z]+:")
 
@@ -28,6 +30,8 @@ def stage(root: Path, out: Path) -> None:
     pages = {path: Path(path.name) for path in sorted((root / "docs").glob("*.md"))}
     pages |= {root / name: Path(page) for name, page in PAGES.items()}
     out.mkdir(parents=True)
+    if (style := root / "docs" / STYLE).is_file():
+        shutil.copyfile(style, out / STYLE)
     for source, page in pages.items():
         turned = partial(_turned, source=source, root=root, out=out, pages=pages)
         (out / page).write_text(_LINK.sub(turned, source.read_text("utf-8")), "utf-8")

@@ -37,7 +37,7 @@ _HOMES = {
     "ModelConfig": "compressive.config",
 }
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "CompressiveLM",
     "CompressiveTransformer",
