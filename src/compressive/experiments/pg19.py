@@ -20,8 +20,8 @@ SUBWORDS: Mapping[Scale, tuple[str, Tables]] = {
         "model": {"vocab_size": 32_000, "n_layers": 8, "d_model": 256, "n_heads": 4, "d_ff": 1024, "dropout": 0.1,
                   "window": 256, "memory_size": 256, "compressed_size": 256, "compression_rate": 2},
         "data": {"corpus": "pg19"},
-        "train": {"steps": 6_000, "warmup_steps": 500, "decay_steps": 5_500, "batch": 32, "learning_rate": 6e-4,
-                  "update_every": 1, "compile": False, "checkpoint_every": 2_000},
+        "train": {"steps": 6_000, "warmup_steps": 500, "decay_steps": 0, "batch": 32, "learning_rate": 6e-4,
+                  "optimiser": "muon", "muon_scale": 4, "update_every": 1, "checkpoint_every": 2_000},
     }),
     "paper": ("pg19", {}),
 }  # fmt: skip

@@ -77,6 +77,7 @@ class Schedule(Experiment):
                 train = dataclasses.replace(
                     row.config.train, steps=plan.steps, warmup_steps=plan.warmup, log_every=plan.log_every,
                     update_every=4 if "every4" in way else 1, update_every_from=plan.change,
+                    optimiser="adam",  # as in the paper, whose figure is about its rate
                     **({"decay_steps": plan.steps - plan.warmup} if "cosine" in way else held),
                 )  # fmt: skip
                 config = dataclasses.replace(row.config, train=train)
