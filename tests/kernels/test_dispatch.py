@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_helpers import DEVICE
 from helpers import ROOT, build, random_tokens, tiny_config
 from training_helpers import command
 
@@ -206,8 +207,8 @@ def test_a_window_shorter_than_the_configured_one_has_the_same_kernels(monkeypat
 
     monkeypatch.setattr(relative_attention, "relative_attention", attend_and_note)
     config = tiny_config(d_model=16, n_heads=1, n_layers=1)
-    model = build(config).float()
-    tokens = random_tokens(config, 2, 4)
+    model = build(config).float().to(DEVICE)
+    tokens = random_tokens(config, 2, 4).to(DEVICE)
     found = []
     for form in ("fused", "reference"):
         with dispatch.using(form), torch.no_grad():
