@@ -65,8 +65,19 @@ def test_a_gradient_may_have_any_layout_or_be_missing():
     assert torch.equal(b, torch.ones(8, 8))
 
 
-@pytest.mark.parametrize("model", [{}, {"compression": "attention", "compressed_positions": "separate"}])
-def test_what_is_not_a_linear_map_of_a_layer_is_adam_s(model):
+@pytest.mark.parametrize(
+    ("model", "besides"),
+    [
+        ({}, {"compression.kernel.weight"}),
+        ({"compression": "gru"}, {"compression.output.weight"}),
+        (
+            {"compression": "attention", "compressed_positions": "separate"},
+            {"compression.key_value.weight", "compression.output.weight", "attention.far_relative.weight"},
+        ),
+        ({"compression_loss": "autoencoding"}, {"compression.kernel.weight", "compression_decoder.expand.weight"}),
+    ],
+)
+def test_what_is_not_a_linear_map_of_a_layer_is_adam_s(model, besides):
     lm = build(tiny_config(**model))
     names = layer_matrices(lm)
     parameters = dict(lm.named_parameters())
@@ -74,7 +85,7 @@ def test_what_is_not_a_linear_map_of_a_layer_is_adam_s(model):
     assert {name.split(".", 3)[3] for name in names if ".0." in name[:15]} == {
         "attention.query.weight", "attention.key_value.weight", "attention.output.weight", "attention.relative.weight",
         "mlp.0.weight", "mlp.3.weight",
-    } | ({"attention.far_relative.weight"} if model else set())  # fmt: skip
+    } | besides  # fmt: skip
     assert {name for name, parts in names.items() if parts == 2} == {n for n in names if "key_value" in n}
 
 
@@ -88,7 +99,7 @@ def test_a_run_resumes_exactly_and_with_no_other_optimiser(tmp_path):
     for part in ("model", "optimiser"):
         found = parts.tensors(part)
         assert all(torch.equal(tensor, found[name]) for name, tensor in whole.tensors(part).items())
-    assert sum(name.endswith(".momentum") for name in whole.tensors("optimiser")) == 2 * 6
+    assert sum(name.endswith(".momentum") for name in whole.tensors("optimiser")) == 2 * 7
     run = make_run(tmp_path / "whole", config)
     with pytest.raises(ValueError, match=r"train.optimiser='adam': the run to be resumed has 'muon'"):
         type(run).begin(run.folder, tiny_run_config(tmp_path), resume=True)

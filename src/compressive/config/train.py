@@ -51,7 +51,7 @@ class TrainConfig:
     learning_rate: float = 3e-4
     """Peak learning rate, reached at the end of the warm-up."""
     optimiser: Optimiser = "adam"
-    """adam, or (ours) muon: Muon for the matrices of the layers, Adam for everything else."""
+    """adam, or (ours) muon: Muon for the matrices of the layers and compressors, Adam for everything else."""
     muon_scale: float = 1.0
     """Learning rate of Muon as a multiple of Adam's; at 1 its updates are as large as Adam's typically are."""
     initial_learning_rate: float = 1e-6

@@ -1,6 +1,6 @@
 """Muon (Jordan et al. 2024) for the matrices of the layers: momentum whose singular values are made about equal.
 
-Adam updates everything else: embeddings, norms, biases and compressors. Not in the paper.
+Adam updates everything else: embeddings, norms, biases, convolutions and recurrent compressors. Not in the paper.
 
 `torch.optim.Muon` reads its learning rate on the host, which a captured step cannot, and takes one matrix at a time.
 Here matrices of equal shape are updated together, in batched products, and the device decides whether anything is.
@@ -27,14 +27,14 @@ ADAM_RMS = 0.2
 def layer_matrices(model: LanguageModel) -> dict[str, int]:
     """The parameters that Muon updates, by name, and of how many matrices each consists.
 
-    They are the weights of all linear maps of the layers but compressors. Keys and values share a weight, and are two
-    matrices: their gradients differ in size. All heads of a map are one matrix.
+    They are the weights of all linear maps of the layers, compressors among them. Keys and values share a weight, and
+    are two matrices: their gradients differ in size. All heads of a map are one matrix.
     """
     names = [
         f"trunk.layers.{index}.{name}.weight"
         for index, layer in enumerate(model.trunk.layers)
         for name, module in layer.named_modules()
-        if isinstance(module, nn.Linear) and "compress" not in name
+        if isinstance(module, nn.Linear)
     ]
     return {name: 2 if name.endswith("key_value.weight") else 1 for name in names}
 

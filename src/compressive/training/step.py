@@ -87,9 +87,13 @@ class Step:
         on_device = self.captures or fused
         rate = torch.tensor(options.learning_rate, device=self.device) if on_device else options.learning_rate
         matrices = layer_matrices(model) if options.optimiser == "muon" else {}
-        self.muon = Muon({self.named[name]: n for name, n in matrices.items()}, options.muon_scale, options.clip)
-        self.optimiser = _optimiser([p for p in self.named.values() if p not in self.muon.state], rate, on_device)
-        self.adam_groups = [[p for p in group if p not in self.muon.state] for group in self.groups]
+        counts = {self.named[name]: n for name, n in matrices.items()}
+        self.muons = [
+            Muon({p: counts[p] for p in group if p in counts}, options.muon_scale, options.clip)
+            for group in self.groups
+        ]
+        self.optimiser = _optimiser([p for p in self.named.values() if p not in counts], rate, on_device)
+        self.adam_groups = [[p for p in group if p not in counts] for group in self.groups]
         self.clipped_adam = None
         if fused:
             from compressive.kernels.adam import ClippedAdam
@@ -233,7 +237,8 @@ class Step:
 
         The parameters are those named at the start: FSDP puts others in their place while a model is in use.
         """
-        held = {p: self.muon.state.get(p) or self.optimiser.state[p] for p in self.named.values()}
+        by_muon = {p: state for muon in self.muons for p, state in muon.state.items()}
+        held = {p: by_muon.get(p) or self.optimiser.state[p] for p in self.named.values()}
         optimiser = {f"{name}.{key}": x for name, p in self.named.items() for key, x in held[p].items()}
         return {
             "model": dict(self.named),
@@ -246,8 +251,8 @@ class Step:
 
     def update(self, norms: list[Tensor], good: Tensor) -> None:
         """Clip each group of gradients by its norm and take the optimiser's step, or do nothing unless `good`."""
-        if self.muon.state:
-            self.muon(self.optimiser.param_groups[0]["lr"], norms[0], good)
+        for muon, norm in zip(self.muons, norms, strict=True):
+            muon(self.optimiser.param_groups[0]["lr"], norm, good)
         if self.clipped_adam is not None:
             self.clipped_adam(norms, good)
             return
