@@ -3,7 +3,8 @@
     python tools/docs_site.py build/site-source
 
 The pages of docs/ link to files outside it, such as results and examples. On the site these links need a target, so
-every such file is copied to files/ and the link turned to it. CHANGELOG.md and CONTRIBUTING.md become pages.
+every such file is copied to files/ and the link turned to it. CHANGELOG.md and CONTRIBUTING.md become pages. A picture
+in a paragraph of its own links to itself, so that it can be opened at full size.
 """
 
 import re
@@ -15,10 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages from outside docs/, and their names on the site."""
-STYLE = "site.css"
-"""What the site adds to the theme's style."""
+ADDED = ("site.css", "site.js")
+"""What the site adds to the theme."""
 _LINK = re.compile(r"""(\]\(|<img src=")([^)#\s"]+)(#[^)\s"]*)?([)"])""")
 _ADDRESS = re.compile(r"^[a-z]+:")
+_PICTURE = re.compile(r"^( *)(!\[[^\]]*\]\((\S+)\))$", re.MULTILINE)
 
 
 def stage(root: Path, out: Path) -> None:
@@ -30,11 +32,13 @@ def stage(root: Path, out: Path) -> None:
     pages = {path: Path(path.name) for path in sorted((root / "docs").glob("*.md"))}
     pages |= {root / name: Path(page) for name, page in PAGES.items()}
     out.mkdir(parents=True)
-    if (style := root / "docs" / STYLE).is_file():
-        shutil.copyfile(style, out / STYLE)
+    for name in ADDED:
+        if (added := root / "docs" / name).is_file():
+            shutil.copyfile(added, out / name)
     for source, page in pages.items():
         turned = partial(_turned, source=source, root=root, out=out, pages=pages)
-        (out / page).write_text(_LINK.sub(turned, source.read_text("utf-8")), "utf-8")
+        text = _LINK.sub(turned, source.read_text("utf-8"))
+        (out / page).write_text(_PICTURE.sub(r"\1[\2](\3)", text), "utf-8")
 
 
 def _turned(link: re.Match[str], source: Path, root: Path, out: Path, pages: dict[Path, Path]) -> str:
