@@ -1,6 +1,11 @@
-/* Options, such as --help, are not broken after their hyphens. In tables long names may be broken at their joints. */
+/* Short names, and options such as --help, are not broken after hyphens. In tables long names may be broken at joints. */
 for (const code of document.querySelectorAll(".md-typeset code")) {
-  const inTable = code.closest("td") && !code.closest("pre");
+  const inBlock = code.closest("pre") !== null;
+  const inTable = code.closest("td") !== null && !inBlock;
+  if (!inBlock && code.textContent.length <= 24) {
+    code.classList.add("whole");
+    continue;
+  }
   const walk = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
   const texts = [];
   while (walk.nextNode()) texts.push(walk.currentNode);
@@ -11,7 +16,7 @@ for (const code of document.querySelectorAll(".md-typeset code")) {
         return joints.flatMap((name, j) => (j ? [document.createElement("wbr"), name] : [name]));
       }
       const option = document.createElement("span");
-      option.className = "option";
+      option.className = "whole";
       option.textContent = part;
       return [option];
     });

@@ -83,11 +83,14 @@ def test_links_are_turned_pictures_link_to_themselves_and_a_link_without_a_targe
     for name in module.PAGES:
         (tmp_path / name).write_text("# A page\n", "utf-8")
     page = tmp_path / "docs" / "a.md"
-    page.write_text("[there](../data.json), [a page](../CHANGELOG.md#a-page), [far](https://example.org)\n", "utf-8")
+    (tmp_path / "docs" / "b.md").write_text("# Page B\n", "utf-8")
+    links = "[there](../data.json), [a page](../CHANGELOG.md#a-page), [far](https://example.org), [b.md](b.md#page-b)\n"
+    page.write_text(links, "utf-8")
     (tmp_path / "data.json").write_text("{}", "utf-8")
     module.stage(tmp_path, tmp_path / "out")
     text = (tmp_path / "out" / "a.md").read_text("utf-8")
-    assert text == "[there](files/data.json), [a page](changelog.md#a-page), [far](https://example.org)\n"
+    far = "[far](https://example.org)"
+    assert text == f"[there](files/data.json), [a page](changelog.md#a-page), {far}, [Page B](b.md#page-b)\n"
     assert (tmp_path / "out" / "files" / "data.json").read_text("utf-8") == "{}"
     page.write_text("Some text\n\n![a picture](../picture.png)\n\nand ![inline](../picture.png)\n", "utf-8")
     (tmp_path / "picture.png").write_bytes(b"")

@@ -4,7 +4,8 @@
 
 The pages of docs/ link to files outside it, such as results and examples. On the site these links need a target, so
 every such file is copied to files/ and the link turned to it. CHANGELOG.md and CONTRIBUTING.md become pages. A picture
-in a paragraph of its own links to itself, so that it can be opened at full size.
+in a paragraph of its own links to itself, so that it can be opened at full size. A link to a page that is labelled with
+the page's file name is labelled with its title.
 """
 
 import re
@@ -20,6 +21,7 @@ ADDED = ("site.css", "site.js")
 """What the site adds to the theme."""
 _LINK = re.compile(r"""(\]\(|<img src=")([^)#\s"]+)(#[^)\s"]*)?([)"])""")
 _ADDRESS = re.compile(r"^[a-z]+:")
+_LABEL = re.compile(r"\[[\w-]+\.md\](?=\(([\w-]+\.md)[)#])")
 _PICTURE = re.compile(r"^( *)(!\[[^\]]*\]\((\S+)\))$", re.MULTILINE)
 
 
@@ -31,6 +33,9 @@ def stage(root: Path, out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     pages = {path: Path(path.name) for path in sorted((root / "docs").glob("*.md"))}
     pages |= {root / name: Path(page) for name, page in PAGES.items()}
+    titles = {
+        str(page): source.read_text("utf-8").split("\n", 1)[0].removeprefix("# ") for source, page in pages.items()
+    }
     out.mkdir(parents=True)
     for name in ADDED:
         if (added := root / "docs" / name).is_file():
@@ -38,6 +43,7 @@ def stage(root: Path, out: Path) -> None:
     for source, page in pages.items():
         turned = partial(_turned, source=source, root=root, out=out, pages=pages)
         text = _LINK.sub(turned, source.read_text("utf-8"))
+        text = _LABEL.sub(lambda label: f"[{titles[label[1]]}]", text)
         (out / page).write_text(_PICTURE.sub(r"\1[\2](\3)", text), "utf-8")
 
 
