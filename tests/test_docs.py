@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_helpers import tiny_corpus
+from training_helpers import text, tiny_corpus
 from warm_python import interpreter
 
 from compressive import __version__
 from compressive.cli import main
 from compressive.config import RunConfig, preset_names
+from compressive.data.tokenizer import WordTokenizer
 from compressive.experiments import EXPERIMENTS
 from compressive.kernels import dispatch
 from compressive.runs.origin import Origin
@@ -83,15 +84,67 @@ def test_the_examples_of_python_md_run(tmp_path, monkeypatch):
     names["loss"].backward()
 
 
+PYTHON = {
+    "README.md": "test_docs.py",
+    **dict.fromkeys([f"docs/{name}.md" for name in ("index", "own-model", "python", "words")], "test_docs.py"),
+    "docs/agent.md": "rl/env/test_gym.py",
+    "docs/huggingface.md": "hf/test_docs.py",
+    "docs/lm-eval.md": "harness/test_harness.py",
+    "docs/usage.md": "cli/test_export.py",
+}
+"""The test file that runs the Python of a page."""
+
+
+def test_the_python_of_every_page_is_run_by_a_test():
+    assert {name for name, page in PAGES.items() if "```python" in page} == set(PYTHON)
+    for page, file in PYTHON.items():
+        test = (ROOT / "tests" / file).read_text("utf-8")
+        assert Path(page).name in test, page
+
+
+@pytest.mark.slow
+def test_the_examples_of_words_md_run(tmp_path, monkeypatch, capsys):
+    """One after the other, on tiny books, with small models and two steps of training."""
+    monkeypatch.chdir(tmp_path)
+    for name, length in (("train", 9_000), ("valid", 3_000), ("test", 1_000)):
+        (tmp_path / "books" / name).mkdir(parents=True)
+        (tmp_path / "books" / name / "1.txt").write_bytes(text(length, len(name)))
+    small = ["--model.n-layers", "1", "--model.d-model", "32", "--model.n-heads", "2", "--model.d-ff", "32"]
+    small += ["--train.steps", "2", "--train.eval-every", "0", "--train.sample-every", "0", "--quiet"]
+    for language, block in re.findall(r"```(sh|python)\n(.*?)```", PAGES["docs/words.md"], re.DOTALL):
+        if language == "python":
+            exec(block, {})
+            continue
+        for line in block.splitlines():
+            _, *words = shlex.split(line)
+            assert main([*words, *small] if words[0] == "train" else words) == 0, line
+    printed = capsys.readouterr().out
+    for shown in ("word perplexity", "bits per byte", "in training 100-1K times", "model.compressed_size"):
+        assert shown in printed
+
+
+def test_the_counts_of_words_md_are_those_of_the_books():
+    page, train = PAGES["docs/words.md"], sorted((ROOT / "books" / "train").glob("*.txt"))
+    size = sum(path.stat().st_size for path in train)
+    tokenizer = WordTokenizer.train((path.read_bytes() for path in train), least=3)
+    tokens = sum(len(part) for part in tokenizer.encode_chunks(path.read_bytes() for path in train))
+    assert table_row(page, "bytes", having="bytes per token") == ["256", f"{size:,}", "1.0"]
+    assert table_row(page, "words", having="bytes per token") == [
+        f"{tokenizer.vocab_size:,}", f"{tokens:,}", f"{size / tokens:.1f}"
+    ]  # fmt: skip
+    once = WordTokenizer.train(path.read_bytes() for path in train)
+    assert once.vocab_size - 2 < 2 * (once.counts == 1).sum()
+
+
 # Commands
 
 
 def commands(page: str) -> list[str]:
-    """Return the commands of a page without `compressive`: lines of shell blocks, and inline code."""
+    """Return the commands of a page without `compressive`: lines of shell and console blocks, and inline code."""
     found = []
-    for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
+    for block in re.findall(r"```(?:sh|console)\n(.*?)```", page, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
-            if match := re.match(r"(?:torchrun .* -m )?compressive (.+?)(?:\s+#.*)?$", line):
+            if match := re.match(r"(?:\$ )?(?:torchrun .* -m )?compressive (.+?)(?:\s+#.*)?$", line):
                 found.append(match[1])
     prose = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
     found += re.findall(r"`(?:torchrun [^`]* -m )?compressive ([^`]+)`", prose)
@@ -175,6 +228,20 @@ def test_the_commands_without_make_are_those_of_make():
 def test_the_documents_have_commands():
     assert len(commands(README)) >= 10
     assert len(COMMANDS) >= 40
+
+
+def test_scripts_targets_test_files_and_extras_of_shell_blocks_exist():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    for name, page in PAGES.items():
+        for line in "\n".join(re.findall(r"```(?:sh|console)\n(.*?)```", page, re.DOTALL)).splitlines():
+            if match := re.match(r"(?:python|pytest) ((?:[\w/]+\.py ?|tests/\S+ ?)+)", line):
+                for file in match[1].split():
+                    assert (ROOT / file).exists(), f"{name}: {line}"
+            if match := re.match(r"make ([\w-]+)", line):
+                assert re.search(rf"^{match[1]}:", makefile, re.MULTILINE), f"{name}: {line}"
+        for listed in re.findall(r"(?:\.|compressive)\[([a-z,-]+)\]['\"]", page):
+            assert set(listed.split(",")) <= set(extras), f"{name}: [{listed}]"
 
 
 # Links and named places
@@ -441,6 +508,56 @@ def test_the_figures_of_choosing_are_those_of_their_results():
     for step in (100, 900, 2100, 11000):
         assert f"{curve[step]['compression_loss']:.3f} at step {step:,}" in page
     assert f"from {curve[900]['loss']:.2f} to {curve[2100]['loss']:.2f} nats" in page
+    losses = [
+        {point["step"]: point["compression_loss"] for point in runs["compressive 512+512 rate 4", seed]["curve"]}
+        for seed in (0, 1)
+    ]
+    assert [max(loss, key=loss.__getitem__) for loss in losses] == [1250, 1250]
+    ends = [f"{losses[0][step]:.3f} and {losses[1][step]:.3f}" for step in (1250, 6250)]
+    assert f"highest at step 1,250, {ends[0]}, and ends at {ends[1]}" in page
+
+
+def over_seeds(values: list[float], digits: int) -> str:
+    return f"{sum(values) / len(values):.{digits}f}"
+
+
+def test_the_tables_of_choosing_are_those_of_their_results():
+    page = PAGES["docs/choosing.md"]
+    reaches: dict[str, list[float]] = {}
+    kept: dict[str, list[float]] = {}
+    for row in results("experiments/recall/tiny")["rows"]:
+        reaches.setdefault(row["title"], []).append(row["found"]["reach"])
+        kept.setdefault(row["title"], []).append(row["found"]["compressed"]["accuracy"])
+    for rate in ("rate 2", "rate 4", "rate 8"):
+        shown = table_row(page, rate, having="should reach")[2:]
+        assert shown == [over_seeds(reaches[rate], 1), over_seeds(kept[rate], 3)]
+    assert table_row(page, "TransformerXL", having="should reach")[2] == over_seeds(reaches["TransformerXL"], 1)
+    assert f"reaches {over_seeds(reaches['TransformerXL, 2 layers'], 1)} bytes there" in page
+
+    tested: dict[str, list[float]] = {}
+    for row in results("experiments/compression-functions/tiny")["rows"]:
+        tested.setdefault(row["row"], []).append(row["found"]["test"]["bits_per_byte"])
+    for label, row, recalled in (
+        ("`conv`, the default", "conv", "rate 8"),
+        ("`dilated`", "dilated", None),
+        ("`most_used`", "most-used", "rate 8, most-used"),
+        ("`mean`", "mean", "rate 8, mean"),
+        ("`conv`, auto-encoding loss", "conv-autoencoding", "rate 8, conv auto-encoding"),
+        ("`max`", "max", "rate 8, max"),
+        ("`conv`, BPTT", "conv-bptt", None),
+        ("`gru` (ours)", "gru", None),
+        ("`attention` (ours)", "attention", None),
+    ):
+        bits, reach = table_row(page, label, having="reach at rate 8")[2:]
+        assert bits == over_seeds(tested[f"function-{row}-rate3"], 4)
+        assert reach.split(" ")[0] == (over_seeds(reaches[recalled], 1) if recalled else "–")
+
+    quickstart, *_, reset = results("experiments/from-empty/2026-11-18-cpu")["rows"]
+    assert reset["reset_probability"] == 0.05
+    first = {kind: f"{quickstart['first_window'][kind][0]['bits']:.2f}" for kind in ("zeros", "masked")}
+    assert f"{first['zeros']} bits for the first token after an empty memory, and {first['masked']} if" in page
+    assert f"then has {reset['first_window']['zeros'][0]['bits']:.2f} bits" in page
+    assert f"{reset['test_bits']:.3f} bits of the test books against {quickstart['test_bits']:.3f}" in page
 
 
 def test_other_figures_are_those_of_their_results():

@@ -77,18 +77,27 @@ def test_every_page_is_in_the_navigation():
     assert sorted(listed) == sorted(pages)
 
 
-def test_a_link_without_a_target_is_named(tmp_path):
+def test_links_are_turned_pictures_link_to_themselves_and_a_link_without_a_target_is_named(tmp_path):
     module = staging()
     (tmp_path / "docs").mkdir()
     for name in module.PAGES:
         (tmp_path / name).write_text("# A page\n", "utf-8")
     page = tmp_path / "docs" / "a.md"
-    page.write_text("[there](../data.json), [a page](../CHANGELOG.md#a-page), [far](https://example.org)\n", "utf-8")
+    (tmp_path / "docs" / "b.md").write_text("# Page B\n", "utf-8")
+    links = "[there](../data.json), [a page](../CHANGELOG.md#a-page), [far](https://example.org), [b.md](b.md#page-b)\n"
+    page.write_text(links, "utf-8")
     (tmp_path / "data.json").write_text("{}", "utf-8")
     module.stage(tmp_path, tmp_path / "out")
     text = (tmp_path / "out" / "a.md").read_text("utf-8")
-    assert text == "[there](files/data.json), [a page](changelog.md#a-page), [far](https://example.org)\n"
+    far = "[far](https://example.org)"
+    assert text == f"[there](files/data.json), [a page](changelog.md#a-page), {far}, [Page B](b.md#page-b)\n"
     assert (tmp_path / "out" / "files" / "data.json").read_text("utf-8") == "{}"
+    page.write_text("Some text\n\n![a picture](../picture.png)\n\nand ![inline](../picture.png)\n", "utf-8")
+    (tmp_path / "picture.png").write_bytes(b"")
+    module.stage(tmp_path, tmp_path / "out")
+    picture = "![a picture](files/picture.png)"
+    text = (tmp_path / "out" / "a.md").read_text("utf-8")
+    assert text == f"Some text\n\n[{picture}](files/picture.png)\n\nand ![inline](files/picture.png)\n"
     page.write_text("[gone](../gone.json)\n", "utf-8")
     with pytest.raises(FileNotFoundError, match=r"docs/a\.md: the link to \.\./gone\.json has no target"):
         module.stage(tmp_path, tmp_path / "out")

@@ -3,7 +3,9 @@
     python tools/docs_site.py build/site-source
 
 The pages of docs/ link to files outside it, such as results and examples. On the site these links need a target, so
-every such file is copied to files/ and the link turned to it. CHANGELOG.md and CONTRIBUTING.md become pages.
+every such file is copied to files/ and the link turned to it. CHANGELOG.md and CONTRIBUTING.md become pages. A picture
+in a paragraph of its own links to itself, so that it can be opened at full size. A link to a page that is labelled with
+the page's file name is labelled with its title.
 """
 
 import re
@@ -15,10 +17,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages from outside docs/, and their names on the site."""
-STYLE = "site.css"
-"""What the site adds to the theme's style."""
+ADDED = ("site.css", "site.js")
+"""What the site adds to the theme."""
 _LINK = re.compile(r"""(\]\(|<img src=")([^)#\s"]+)(#[^)\s"]*)?([)"])""")
 _ADDRESS = re.compile(r"^[a-z]+:")
+_LABEL = re.compile(r"\[[\w-]+\.md\](?=\(([\w-]+\.md)[)#])")
+_PICTURE = re.compile(r"^( *)(!\[[^\]]*\]\((\S+)\))$", re.MULTILINE)
 
 
 def stage(root: Path, out: Path) -> None:
@@ -29,12 +33,18 @@ def stage(root: Path, out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     pages = {path: Path(path.name) for path in sorted((root / "docs").glob("*.md"))}
     pages |= {root / name: Path(page) for name, page in PAGES.items()}
+    titles = {
+        str(page): source.read_text("utf-8").split("\n", 1)[0].removeprefix("# ") for source, page in pages.items()
+    }
     out.mkdir(parents=True)
-    if (style := root / "docs" / STYLE).is_file():
-        shutil.copyfile(style, out / STYLE)
+    for name in ADDED:
+        if (added := root / "docs" / name).is_file():
+            shutil.copyfile(added, out / name)
     for source, page in pages.items():
         turned = partial(_turned, source=source, root=root, out=out, pages=pages)
-        (out / page).write_text(_LINK.sub(turned, source.read_text("utf-8")), "utf-8")
+        text = _LINK.sub(turned, source.read_text("utf-8"))
+        text = _LABEL.sub(lambda label: f"[{titles[label[1]]}]", text)
+        (out / page).write_text(_PICTURE.sub(r"\1[\2](\3)", text), "utf-8")
 
 
 def _turned(link: re.Match[str], source: Path, root: Path, out: Path, pages: dict[Path, Path]) -> str:

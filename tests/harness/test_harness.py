@@ -6,14 +6,17 @@ import json
 import lzma
 import math
 import os
+import re
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # before datasets is imported
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
+from helpers import ROOT
 from training_helpers import command, make_run, text, tiny_run_config
 
 pytest.importorskip("lm_eval")
@@ -243,6 +246,18 @@ def test_the_command_hands_everything_to_lm_eval(home, capsys, monkeypatch):
     assert "bits_per_byte" in capsys.readouterr().out
     assert main(["lm-eval", *arguments, "--metadata", f"enwik8={home / 'nowhere'}"]) == 2
     assert "say where enwik8 is with --metadata enwik8=PATH" in capsys.readouterr().err
+
+
+def test_the_example_of_lm_eval_md_runs(home, tmp_path, monkeypatch):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "lm-eval.md").read_text("utf-8"), re.DOTALL)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "enwik8").symlink_to(home / "run")
+    (tmp_path / "enwik8.zip").symlink_to(home / "data" / "tiny")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lm_eval.tasks.manager.__file__", str(TASKS / "manager.py"))
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert names["results"]["results"]["enwik8"]["bits_per_byte,none"] > 0
 
 
 def test_unknown_arguments_are_refused(home):

@@ -1,5 +1,6 @@
 """The rooms as Gymnasium environments, registered by `import compressive.rl.gym`."""
 
+import re
 import warnings
 from typing import Any
 
@@ -7,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from helpers import ROOT
 
 import compressive.rl.gym
 
@@ -17,6 +19,14 @@ def test_gymnasium_s_checker_passes():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(gymnasium.make("compressive/Rooms-v0", render_mode="rgb_array", **SMALL).unwrapped)
+
+
+def test_the_example_of_agent_md_runs():
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "agent.md").read_text("utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert names["env"].reset(seed=1)[0].shape == (72, 96, 3)
+    assert names["envs"].reset(seed=1)[0].shape == (64, 72, 96, 3)
 
 
 def test_one_environment_is_made_by_its_id_and_runs_episodes():
