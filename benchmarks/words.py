@@ -3,7 +3,7 @@
     python benchmarks/words.py --results benchmarks/results/words/DATE-DEVICE.json      # a GPU: wikitext103, batch 16
     OMP_NUM_THREADS=1 python benchmarks/words.py --preset wikitext2 --batch 32          # a CPU
 
-`looked up` finds the tokens of a band by `nonzero`. That is a device sync, so its step is not captured. `kernel` packs
+`looked-up` finds the tokens of a band by `nonzero`. That is a device sync, so its step is not captured. `kernel` packs
 them on the GPU; its step is measured uncaptured and captured. `masked` computes every band for all tokens, captured.
 Words follow Zipf's law. Times are means over steps, on a CPU of CPU time; the kernel does not run there.
 The losses of the first step must agree to rounding.
@@ -42,10 +42,10 @@ def looked_up(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> T
 
 
 FORMS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], bool]] = {
-    "looked up": (looked_up, False),
+    "looked-up": (looked_up, False),
     "masked": (masked, True),
     "kernel": (embedding.band_nll, False),
-    "kernel, captured": (embedding.band_nll, True),
+    "kernel-captured": (embedding.band_nll, True),
 }
 """Each form of a band's loss, and whether its step is captured on a GPU."""
 
