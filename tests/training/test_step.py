@@ -276,7 +276,6 @@ def test_captured_micro_batches_are_the_same(options):
         (CONFIG, {"optimiser": "muon"}),
         (CONFIG, {"weight_average": 0.9, "update_every": 2, "update_every_from": 4}),
         (BANDS, {}),
-        (BANDS, {"precision": "bf16"}),
     ],
 )
 def test_captured_steps_are_the_same(config, options, resets):
