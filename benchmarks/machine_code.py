@@ -27,7 +27,7 @@ from triton.compiler import ASTSource
 
 from compressive import bench
 from compressive.bench import Row
-from compressive.kernels import adam, add_norm, reconstruction, relative_attention, sampling
+from compressive.kernels import adam, add_norm, band_nll, reconstruction, relative_attention, sampling
 from compressive.kernels import relative_attention_kernels as attention_kernels
 from compressive.kernels import relative_attention_step as step
 
@@ -38,19 +38,21 @@ TYPES = {  # of arguments, by name; all others, sizes and strides, are i32
     "*bf16": (
         "q_ptr", "k_ptr", "v_ptr", "k_new_ptr", "v_new_ptr", "r_ptr", "r_far_ptr", "out_ptr", "do_ptr", "ds_ptr",
         "dq_ptr", "old_ptr", "new_ptr", "d_new_ptr", "difference_ptr", "w_ptr", "weight_ptr", "bias_ptr", "y_ptr",
-        "logits_ptr",
+        "logits_ptr", "h_ptr",
     ),
     "*fp16": ("scores_ptr",),
     "*fp32": (
         "lse_ptr", "delta_ptr", "usage_ptr", "dr_ptr", "du_ptr", "dv_bias_ptr", "losses_ptr", "d_losses_ptr", "x_ptr",
         "norm_weight_ptr", "norm_bias_ptr", "residual_ptr", "u_ptr", "v_bias_ptr", "v_far_ptr", "acc_ptr", "m_ptr",
         "l_ptr", "weights_ptr", "mean_ptr", "rstd_ptr", "dz_ptr", "dweight_ptr", "dbias_ptr", "norms_ptr",
-        "factors_ptr", "noise_ptr",
+        "factors_ptr", "noise_ptr", "nll_ptr", "d_nll_ptr", "dh_ptr",
     ),
     "*i1": ("valid_ptr", "fully_visible_ptr", "old_valid_ptr", "new_valid_ptr", "good_ptr"),
     "*u8": ("hidden_ptr",),
     "*i32": ("segments_ptr",),
-    "*i64": ("position_ptr", "addresses_ptr", "work_ptr", "tokens_ptr", "seed_ptr"),
+    "*i64": (
+        "position_ptr", "addresses_ptr", "work_ptr", "tokens_ptr", "seed_ptr", "target_ptr", "rows_ptr", "count_ptr"
+    ),
     "fp32": (
         "scale", "factor", "mean_factor", "eps", "max_norm", "one_minus_b1", "one_minus_b2", "temperature", "top_p",
         "keep_scale",
@@ -241,7 +243,20 @@ def training(width: int, compiled: Callable[..., None]) -> None:
     compiled(adam._update_kernel, {"BLOCK": adam.BLOCK, "num_warps": adam.NUM_WARPS})
 
 
-GROUPS = {"attention": attention, "reconstruction": reconstruction_loss, "steps": steps, "training": training}
+def bands(width: int, compiled: Callable[..., None]) -> None:
+    """The loss of a band: 64 or 256 wide, as those of WikiText-103, the second and third for a d_model of 1024."""
+    for kernel in ("forward", "backward_h", "backward_weight"):
+        options = band_nll.tile_options(kernel, {64: 64, 128: 256}[width], torch.bfloat16)
+        compiled(getattr(band_nll, f"_{kernel}_kernel"), options)
+
+
+GROUPS = {
+    "attention": attention,
+    "reconstruction": reconstruction_loss,
+    "steps": steps,
+    "training": training,
+    "bands": bands,
+}
 
 if __name__ == "__main__":
     main()

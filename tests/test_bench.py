@@ -14,6 +14,7 @@ from training_helpers import command
 from compressive import bench
 from compressive.cli.bench import main
 from compressive.config import ModelConfig, RunConfig, TrainConfig
+from compressive.training.flops import zipf_shares
 
 CPU = torch.device("cpu")
 SMALL = RunConfig(
@@ -116,6 +117,16 @@ def test_our_model_carries_its_memory_and_gives_both_losses():
     second.backward()
     assert len(subject.groups) == 2
     assert all(parameter.grad is not None for group in subject.groups for parameter in group)
+
+
+def test_words_of_bands_are_as_frequent_as_words_are():
+    model = ModelConfig(vocab_size=5000, adaptive_cutoffs=(500, 2000), window=20_000)
+    torch.manual_seed(0)
+    tokens = bench.random_tokens(RunConfig(model, train=TrainConfig(batch=2)), CPU)
+    assert (int(tokens.min()), tokens.dtype) == (0, torch.long)
+    assert int(tokens.max()) < 5000
+    found = [((tokens >= low) & (tokens < high)).float().mean() for low, high in ((0, 500), (500, 2000), (2000, 5000))]
+    assert found == pytest.approx(zipf_shares((0, 500, 2000, 5000)), abs=0.01)
 
 
 def test_the_prompt_fills_every_memory():

@@ -312,3 +312,11 @@ def test_the_wait_policy_is_measured_beside_other_work(tmp_path, monkeypatch, ca
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert [row["busy_processes"] for row in rows] == [0, 1]
     assert all(row["tokens_per_second"] > 0 for row in rows)
+
+
+def test_every_form_of_a_band_has_the_same_loss():
+    words = benchmark("words")
+    model = ModelConfig(**vars(MODEL) | {"vocab_size": 200, "adaptive_cutoffs": (50, 100)})
+    rows = [words.measure(name, RunConfig(model=model, train=CONFIG.train), CPU, 1) for name in ("looked-up", "masked")]
+    assert rows[0]["first_loss"] == pytest.approx(rows[1]["first_loss"])
+    assert all(row["tokens_per_second"] > 0 for row in rows)

@@ -9,6 +9,7 @@ measured in a process of its own, so that none sees another's memory or compiled
 import dataclasses
 import itertools
 import json
+import math
 import platform
 import statistics
 import subprocess
@@ -145,8 +146,12 @@ def ours(config: RunConfig, device: torch.device) -> Subject:
 
 
 def random_tokens(config: RunConfig, device: torch.device) -> Tensor:
-    """A window of every stream."""
-    return torch.randint(config.model.vocab_size, (config.train.batch, config.model.window), device=device)
+    """A window of every stream; words of an adaptive vocabulary by Zipf's law, since rare ones cost more."""
+    model, shape = config.model, (config.train.batch, config.model.window)
+    if model.architecture == "compressive" and model.adaptive_cutoffs:
+        ranks = torch.exp(torch.rand(shape, device=device) * math.log(model.vocab_size + 1)).long() - 1
+        return ranks.clamp(0, model.vocab_size - 1)
+    return torch.randint(model.vocab_size, shape, device=device)
 
 
 def prompt_windows(config: RunConfig) -> int:

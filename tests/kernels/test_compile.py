@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("triton", reason="triton is not installed")
 
 
-@pytest.mark.parametrize("kernels", ["attention", "reconstruction", "steps", "training"])
+@pytest.mark.parametrize("kernels", ["attention", "reconstruction", "steps", "training", "bands"])
 def test_kernels_compile_for_a_gpu(kernels, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(

@@ -21,6 +21,7 @@ HEADS = {"device": "cuda", "dtype": torch.bfloat16, "head_width": 64}
 STEP = {"device": "cuda", "head_width": 64, "sharded": False}
 NORM = {"device": "cuda", "dtype": torch.bfloat16, "weight_dtype": torch.float32, "width": 512}
 LINEAR = {"device": "cuda", "autocast": True, "grad": True, "relu": False, "n_frozen": 0}
+BAND = {"device": "cuda", "dtype": torch.float32, "width": 256}
 SAMPLING = {"device": "cuda", "dtype": torch.bfloat16, "vocab_size": 256}
 
 
@@ -34,6 +35,7 @@ SAMPLING = {"device": "cuda", "dtype": torch.bfloat16, "vocab_size": 256}
         ("linear", LINEAR | {"device": "cpu", "n_frozen": 3}),  # saves work on every device
         ("linear", LINEAR | {"autocast": False, "relu": True}),
         ("linear_nll", {"device": "cpu"}),
+        ("band_nll", BAND),
         ("adam", {"device": "cuda", "sharded": False}),
         ("relative_attention_step", STEP),
         ("linear_step", {"device": "cuda", "width": 1024, "sharded": False}),
@@ -59,6 +61,9 @@ def test_a_kernel_runs_where_it_can(name, case):
         ("linear", LINEAR | {"autocast": False}, "products are in float32"),
         ("linear", LINEAR | {"grad": False}, "no gradient is wanted"),
         ("linear", LINEAR | {"device": "cpu", "grad": False, "n_frozen": 3}, "the device is cpu"),
+        ("band_nll", BAND | {"device": "cpu"}, "the device is cpu"),
+        ("band_nll", BAND | {"width": 512}, "a band is 512 wide, the kernel takes up to 256"),
+        ("band_nll", BAND | {"dtype": torch.float64}, "the type is float64"),
         ("adam", {"device": "cuda", "sharded": True}, r"weights are sharded \(FSDP\)"),
         ("relative_attention_step", STEP | {"sharded": True}, "weights are sharded"),
         ("linear_step", {"device": "cuda", "width": 2048, "sharded": False}, "rows are 2048 wide"),
@@ -72,10 +77,12 @@ def test_a_refused_kernel_says_why(name, case, why):
     assert re.match(why, choice.why)
 
 
-@pytest.mark.parametrize("name", ["relative_attention", "add_norm", "adam", "relative_attention_step", "sampling"])
+@pytest.mark.parametrize(
+    "name", ["relative_attention", "add_norm", "adam", "band_nll", "relative_attention_step", "sampling"]
+)
 def test_without_triton_nothing_but_torch_runs(name):
     cases = {"relative_attention": HEADS, "add_norm": NORM, "adam": {"device": "cuda", "sharded": False}}
-    cases |= {"relative_attention_step": STEP, "sampling": SAMPLING}
+    cases |= {"band_nll": BAND, "relative_attention_step": STEP, "sampling": SAMPLING}
     assert choose(name, triton=False, **cases[name]) == Choice("reference", "triton is not installed")
 
 
@@ -104,8 +111,9 @@ def test_a_kernel_is_refused_on_a_cpu_even_if_forced(monkeypatch):
 
 def test_what_rules_repeat_of_kernel_modules_is_the_same():
     pytest.importorskip("triton", reason="triton is not installed")
-    from compressive.kernels import add_norm, relative_attention, relative_attention_step, sampling
+    from compressive.kernels import add_norm, band_nll, relative_attention, relative_attention_step, sampling
 
+    assert band_nll.MAX_WIDTH == dispatch.MAX_BAND_WIDTH
     assert relative_attention.HEAD_WIDTHS == dispatch.HEAD_WIDTHS
     assert add_norm.MAX_WIDTH == dispatch.MAX_NORM_WIDTH
     assert relative_attention_step.MAX_WIDTH == dispatch.MAX_STEP_WIDTH
@@ -127,6 +135,9 @@ def test_explanations_hold_only_what_a_model_has():
     assert "attention_reconstruction" not in explain(ModelConfig(compression_loss="autoencoding", **sizes))
     assert "add_norm" not in explain(ModelConfig(norm="pre", **sizes))
     assert "linear_nll" not in explain(ModelConfig(head="logistics", **sizes))
+    assert "band_nll" not in explain(ModelConfig(**sizes))
+    bands = explain(ModelConfig(vocab_size=500, adaptive_cutoffs=(100,), adaptive_factor=2, **sizes), triton=True)
+    assert bands["band_nll"] == Choice("kernel", "kernels/band_nll.py")
     assert list(explain(RunConfig.from_preset("speech-wavenet").model)) == ["linear_nll", "adam", "sampling"]
     agent = explain(AgentRun.from_preset("rooms").memory, agent=True, triton=True)
     assert agent["relative_attention"].form == "kernel"
@@ -148,7 +159,7 @@ def test_lines_name_every_operation_once():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["enwik8-base", "rooms"])
+@pytest.mark.parametrize("preset", ["enwik8-base", "wikitext103", "rooms"])
 def test_the_command_explains_a_preset(preset):
     done = command("bench", "--explain", preset, "--json")
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,7 @@
 """The arithmetic that a model needs, against torch's own count of what it does."""
 
+from typing import Any
+
 import pytest
 import torch
 from helpers import random_tokens
@@ -8,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from compressive import CompressiveLM, ModelConfig
 from compressive.architectures import build_model
 from compressive.config import RunConfig
-from compressive.training.flops import peak_flops, training_flops_per_token
+from compressive.training.flops import peak_flops, training_flops_per_token, zipf_shares
 
 
 @pytest.mark.parametrize("compressed", [0, 128])
@@ -23,6 +25,17 @@ def test_count_is_near_what_torch_counts(compressed):
     done = counter.get_total_flops() / tokens.numel()
     # Torch also counts masked scores, position codes beyond the slots, and here no loss of compression's own.
     assert 0.75 < training_flops_per_token(config) / done < 1.1
+
+
+def test_bands_cost_what_their_words_need():
+    sizes: dict[str, Any] = {"vocab_size": 5000, "n_layers": 1, "d_model": 64, "n_heads": 2, "d_ff": 64, "window": 64}
+    sizes |= {"memory_size": 0, "compressed_size": 0}
+    plain, bands = ModelConfig(**sizes), ModelConfig(**sizes, adaptive_cutoffs=(500, 2000))
+    shares = zipf_shares((0, 500, 2000, 5000))
+    assert sum(shares) == pytest.approx(1)
+    less = training_flops_per_token(plain) - training_flops_per_token(bands)
+    narrow = 2 * 64 * (16 + 4)  # projected to and from
+    assert less == pytest.approx(6 * (64 * 4498 - narrow - 16 * 1500 * shares[1] - 4 * 3000 * shares[2]))
 
 
 def test_peak_rates():

@@ -8,10 +8,12 @@ from helpers import build, tiny_config
 
 from compressive.config import TrainConfig
 from compressive.distributed import World
+from compressive.kernels import dispatch
 from compressive.training.muon import layer_matrices
-from compressive.training.step import WARM_UP, Step, Windows
+from compressive.training.step import WARM_UP, Step, Windows, asks_for_shapes
 
 CONFIG = tiny_config()
+BANDS = tiny_config(adaptive_cutoffs=(4, 8), adaptive_factor=2)
 
 
 def make(device="cpu", config=CONFIG, **options):
@@ -245,6 +247,14 @@ def test_a_micro_batch_that_fits_is_found_before_the_first_step():
         found.fit_micro_batch(many_rows(0))
 
 
+def test_shapes_depend_on_words_only_where_bands_have_no_kernel(monkeypatch):
+    assert not asks_for_shapes(build(CONFIG))
+    assert asks_for_shapes(build(BANDS).float())  # on a CPU words are looked up
+    monkeypatch.setattr(dispatch, "_no_gpu", lambda device: None)
+    assert asks_for_shapes(build(BANDS).float()) != dispatch.HAS_TRITON
+    assert asks_for_shapes(build(BANDS))  # float64
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures need a GPU")
 @pytest.mark.parametrize("options", [{}, {"unroll": 2}, {"update_every": 2, "update_every_from": 0}])
 def test_captured_micro_batches_are_the_same(options):
@@ -261,17 +271,18 @@ def test_captured_micro_batches_are_the_same(options):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures need a GPU")
 @pytest.mark.parametrize("resets", [False, True])
 @pytest.mark.parametrize(
-    "options",
+    ("config", "options"),
     [
-        {},
-        {"unroll": 2},
-        {"update_every": 2, "update_every_from": 0},
-        {"optimiser": "muon"},
-        {"weight_average": 0.9, "update_every": 2, "update_every_from": 4},
+        (CONFIG, {}),
+        (CONFIG, {"unroll": 2}),
+        (CONFIG, {"update_every": 2, "update_every_from": 0}),
+        (CONFIG, {"optimiser": "muon"}),
+        (CONFIG, {"weight_average": 0.9, "update_every": 2, "update_every_from": 4}),
+        (BANDS, {}),
     ],
 )
-def test_captured_steps_are_the_same(options, resets):
-    captured, plain = make("cuda", **options), make("cuda", cuda_graph=False, **options)
+def test_captured_steps_are_the_same(config, options, resets):
+    captured, plain = (make("cuda", config=config, cuda_graph=graph, **options) for graph in (True, False))
     unroll = options.get("unroll", 1)
     for i in range(4 * WARM_UP):
         read = windows(i, unroll, "cuda", resets=some_rows(i, unroll, "cuda") if resets else None)

@@ -35,6 +35,8 @@ MAX_NORM_WIDTH = 4096
 """Widest row that `add_norm` holds in registers."""
 MAX_STEP_WIDTH = 1024
 """Widest row that `linear_step` norms."""
+MAX_BAND_WIDTH = 256
+"""Widest band whose weights' gradient `band_nll` sums in registers."""
 MAX_SAMPLING_VOCAB = 1024
 """Largest vocabulary for which counting pairwise is faster than sorting."""
 HALF = (torch.bfloat16, torch.float16)
@@ -110,6 +112,14 @@ def _linear_nll_rule(device: str, triton: bool) -> str | None:
     return None  # plain torch in chunks: never all logits at once, on any device
 
 
+def _band_nll_rule(device: str, dtype: torch.dtype, width: int, triton: bool) -> str | None:
+    if width > MAX_BAND_WIDTH:
+        return f"a band is {width} wide, the kernel takes up to {MAX_BAND_WIDTH}"
+    if dtype == torch.float64:
+        return "the type is float64, the kernel computes in float32"
+    return _no_gpu(device) or _no_triton(triton)
+
+
 def _step_rule(device: str, head_width: int, sharded: bool, triton: bool) -> str | None:
     if head_width not in HEAD_WIDTHS:
         return f"heads are {head_width} wide, the kernel takes {', '.join(map(str, HEAD_WIDTHS))}"
@@ -166,6 +176,7 @@ RULES: Mapping[str, Callable[..., str | None]] = {
     "add_norm": _add_norm_rule,
     "linear": _linear_rule,
     "linear_nll": _linear_nll_rule,
+    "band_nll": _band_nll_rule,
     "adam": _adam_rule,
     "relative_attention_step": _step_rule,
     "linear_step": _linear_step_rule,
@@ -209,6 +220,10 @@ def _linear_nll_case(hidden: Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
     return (hidden.device.type,)
 
 
+def _band_nll_case(hidden: Tensor, *_: Any) -> tuple[Any, ...]:
+    return hidden.device.type, hidden.dtype, hidden.shape[-1]
+
+
 def _sampling_case(logits: Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
     return logits.device.type, logits.dtype, logits.shape[-1]
 
@@ -243,6 +258,12 @@ def _linear_nll_kernel() -> Callable[..., Any]:
     return linear_nll
 
 
+def _band_nll_kernel() -> Callable[..., Any]:
+    from compressive.kernels.band_nll import band_nll
+
+    return band_nll
+
+
 def _sampling_kernel() -> Callable[..., Any]:
     from compressive.kernels.sampling import choose
 
@@ -255,6 +276,7 @@ _CALLED: Mapping[str, tuple[Callable[..., tuple[Any, ...]], Callable[[], Callabl
     "add_norm": (_add_norm_case, _add_norm_kernel),
     "linear": (_linear_case, _linear_kernel),
     "linear_nll": (_linear_nll_case, _linear_nll_kernel),
+    "band_nll": (_band_nll_case, _band_nll_kernel),
     "sampling": (_sampling_case, _sampling_kernel),
 }
 
@@ -304,6 +326,8 @@ def explain(
         if not agent:
             cases["relative_attention_step"] = sharded | {"head_width": config.d_head}
             cases["linear_step"] = sharded | {"width": config.d_model}
+            if config.adaptive_cutoffs:  # of the bands that are looked up, the widest
+                cases["band_nll"] = on | {"dtype": dtype, "width": config.d_model // config.adaptive_factor}
     if not agent:
         if config.head == "softmax":
             cases["linear_nll"] = on

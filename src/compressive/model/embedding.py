@@ -100,7 +100,7 @@ class AdaptiveEmbedding(nn.Module):
         nll = linear_nll(self._narrow(rows, 0), *self._head(), head_target)
         for i, (low, high) in enumerate(self.bands[1:], start=1):
             band_target = torch.where((y >= low) & (y < high), y - low, -1)
-            nll = nll + linear_nll(self._narrow(rows, i), self.tables[i], self.biases[i], band_target, some=True)
+            nll = nll + band_nll(self._narrow(rows, i), self.tables[i], self.biases[i], band_target)
         return nll.view_as(targets)
 
     def _head(self) -> tuple[Tensor, Tensor]:
@@ -128,3 +128,12 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, som
     """
     nll = F.cross_entropy(upcast(F.linear(hidden, weight, bias)), target.clamp(min=0), reduction="none")
     return nll.masked_fill(target < 0, 0) if some else nll
+
+
+@operation("band_nll")
+def band_nll(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:
+    """Return -log softmax(hidden·weightᵀ + bias)[target], (n, D), (V, D), (V,) and (n,) to (n,); 0 for targets of -1.
+
+    This form looks up the rows whose target is in the band. That needs a device sync; the kernel needs none.
+    """
+    return linear_nll(hidden, weight, bias, target, some=True)

@@ -79,9 +79,9 @@ class Step:
         self.forward = world.wrap(model, options)
         self.named: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         self.groups = model.task_parameters(), model.compressor_parameters()  # they are clipped apart
-        # No capture: adaptive softmax has data-dependent shapes; DDP and FSDP exchange gradients outside the graph.
+        # No capture: DDP and FSDP exchange gradients outside the graph; shapes may depend on data.
         self.captures = self.device.type == "cuda" and options.cuda_graph and world.size == 1
-        self.captures &= options.parallel != "fsdp" and not isinstance(model.embedding, AdaptiveEmbedding)
+        self.captures &= options.parallel != "fsdp" and not asks_for_shapes(model)
         fused = choose("adam", device=self.device.type, sharded=options.parallel == "fsdp").form == "kernel"
         # A captured update reads its rate from the device; so does the kernel, to be the same captured or not.
         on_device = self.captures or fused
@@ -303,6 +303,14 @@ class Step:
             if parameter.grad is not None:
                 local(total).add_(torch.where(finite, local(parameter.grad), 0))
         self.counted += finite
+
+
+def asks_for_shapes(model: LanguageModel) -> bool:
+    """Whether shapes depend on data: on which words are in which band of an adaptive softmax without a kernel."""
+    if not isinstance(model.embedding, AdaptiveEmbedding):
+        return False
+    widest = model.embedding.tables[1]  # the first band is computed for all words
+    return choose("band_nll", device=widest.device.type, dtype=widest.dtype, width=widest.shape[1]).form == "reference"
 
 
 def first_memory(model: LanguageModel, options: TrainConfig, streams: int) -> Any:
