@@ -16,6 +16,7 @@ EXPERIMENTS = {
     "pg19": "compressive.experiments.pg19:PG19",
     "compression-functions": "compressive.experiments.compression_functions:CompressionFunctions",
     "memory-sizes": "compressive.experiments.memory_sizes:MemorySizes",
+    "slots": "compressive.experiments.slots:Slots",
     "attention": "compressive.experiments.attention:Attention",
     "layers": "compressive.experiments.layers:Layers",
     "layers-words": "compressive.experiments.layers_words:LayersWords",
