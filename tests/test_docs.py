@@ -517,6 +517,28 @@ def test_the_figures_of_choosing_are_those_of_their_results():
     assert f"highest at step 1,250, {ends[0]}, and ends at {ends[1]}" in page
 
 
+def test_the_figures_of_small_in_choosing_are_those_of_their_results():
+    page, slots = PAGES["docs/choosing.md"], (384, 640, 960, 1408, 1920)
+    swept: dict[str, dict[int, list[float]]] = {}
+    for row in results("experiments/memory-sizes/small")["rows"]:
+        for one in row["found"]["valid"]:
+            if one["empty_memory"] == "zeros":
+                swept.setdefault(row["row"], {}).setdefault(one["slots"], []).append(one["bits"])
+    for label, row in (
+        ("TransformerXL, trained with 960", "txl-equal-cost"),
+        ("Compressive Transformer, trained with 384 + 576 at rate 3", "compressive"),
+    ):
+        assert table_row(page, label, having="1,408") == [over_seeds(swept[row][n], 4) for n in slots]
+    tested: dict[str, list[float]] = {}
+    for row in results("experiments/enwik8/small")["rows"]:
+        tested.setdefault(row["row"], []).append(row["found"]["test"]["bits_per_byte"])
+    both = " and ".join(over_seeds(tested[row], 4) for row in ("txl-equal-cost", "compressive"))
+    assert f"Test bits as trained are {both}" in page
+    (zeros,) = (said for said in results("experiments/memory-sizes/small")["verdicts"] if "for what is empty" in said)
+    assert "+0.01146 ± 0.00490 bits" in zeros
+    assert "0.0115 ± 0.0049 bits" in page
+
+
 def over_seeds(values: list[float], digits: int) -> str:
     return f"{sum(values) / len(values):.{digits}f}"
 
