@@ -30,8 +30,7 @@ from compressive import bench
 from compressive.bench import Row, Subject, prompt_windows, random_tokens
 from compressive.config import ModelConfig, Precision, RunConfig, TrainConfig
 from compressive.console import note
-from compressive.inference.fast_decoder import cuda_graph
-from compressive.runtime import autocast, pick_device
+from compressive.runtime import autocast, cuda_graph, pick_device
 
 SIZES = {
     "tiny": (

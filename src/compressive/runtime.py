@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
+
+
+Capture = Callable[[Callable[[], object]], Callable[[], object]]
+"""Returns what repeats, on the device, all that a function did there when it was captured."""
+
+
+def cuda_graph(function: Callable[[], object], pool: Any = None) -> Callable[[], object]:
+    """Record what a function does on the GPU, without doing it; it must have been called before.
+
+    Functions that leave nothing behind but in tensors of others may share a pool of memory.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        function()
+    return graph.replay
 
 
 @contextlib.contextmanager

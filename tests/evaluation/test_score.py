@@ -211,3 +211,30 @@ def test_the_memory_of_a_machine_is_that_of_its_container(monkeypatch, tmp_path)
     limit.write_text(f"{2**28}\n")
     assert runtime.memory_gib(cpu) == 0.25
     assert runtime.memory_gib(torch.device("meta")) is None
+
+
+@pytest.mark.parametrize("clips", [None, np.array([0, 9, 30])], ids=["text", "clips"])
+@pytest.mark.parametrize("n", [9, 61])
+def test_windows_read_in_place_give_the_same(n, clips, monkeypatch):
+    """Shorter than the windows that are called, and longer."""
+    model, tokens = MODELS[4], text_of(n)
+    want = score(model, tokens, streams=2, clips=clips)
+    captured = []
+
+    def capture(function):
+        captured.append(function)
+        return function
+
+    monkeypatch.setattr(module, "capture_for", lambda model: capture)
+    assert np.array_equal(score(model, tokens, streams=2, clips=clips), want)
+    assert len(captured) == (n > 2 * 4 * 2)  # once, however many windows follow
+
+
+def test_what_asks_the_host_is_not_captured():
+    assert module.capture_for(MODELS[4]) is None  # on a CPU
+
+
+def test_memory_of_a_reading_in_bf16_is_in_bf16():
+    memory = build(tiny_config(compression="most_used")).float().initial_memory(2, "bf16")
+    assert {x.dtype for x in memory.state_dict().values()} == {torch.bfloat16, torch.bool, torch.float32}
+    assert memory.layers[0].usage.dtype == torch.float32

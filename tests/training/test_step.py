@@ -9,8 +9,9 @@ from helpers import build, tiny_config
 from compressive.config import TrainConfig
 from compressive.distributed import World
 from compressive.kernels import dispatch
+from compressive.model.embedding import asks_for_shapes
 from compressive.training.muon import layer_matrices
-from compressive.training.step import WARM_UP, Step, Windows, asks_for_shapes
+from compressive.training.step import WARM_UP, Step, Windows
 
 CONFIG = tiny_config()
 BANDS = tiny_config(adaptive_cutoffs=(4, 8), adaptive_factor=2)
@@ -248,11 +249,11 @@ def test_a_micro_batch_that_fits_is_found_before_the_first_step():
 
 
 def test_shapes_depend_on_words_only_where_bands_have_no_kernel(monkeypatch):
-    assert not asks_for_shapes(build(CONFIG))
-    assert asks_for_shapes(build(BANDS).float())  # on a CPU words are looked up
+    assert not asks_for_shapes(build(CONFIG).embedding)
+    assert asks_for_shapes(build(BANDS).float().embedding)  # on a CPU words are looked up
     monkeypatch.setattr(dispatch, "_no_gpu", lambda device: None)
-    assert asks_for_shapes(build(BANDS).float()) != dispatch.HAS_TRITON
-    assert asks_for_shapes(build(BANDS))  # float64
+    assert asks_for_shapes(build(BANDS).float().embedding) != dispatch.HAS_TRITON
+    assert asks_for_shapes(build(BANDS).embedding)  # float64
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures need a GPU")

@@ -56,4 +56,6 @@ def dynamic_score(
         return out.nll.detach(), out.memory.detach()
 
     with torch.enable_grad():
-        return read_through(model, tokens, read, streams=streams, limit=limit, progress=progress, clips=clips)
+        return read_through(
+            model, tokens, read, streams=streams, precision=precision, limit=limit, progress=progress, clips=clips
+        )

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from compressive.config import AnyModelConfig, ModelConfig, Precision
 from compressive.data.corpus import starts_within
 from compressive.distributed import World
+from compressive.model.embedding import asks_for_shapes
 from compressive.model.language_model import LanguageModel
 from compressive.model.memory import Memory
-from compressive.runtime import autocast, evaluating, memory_gib, synchronise
+from compressive.runtime import Capture, autocast, cuda_graph, evaluating, memory_gib, synchronise
 
 Tokens = np.ndarray[Any, np.dtype[Any]]
 Nats = np.ndarray[Any, np.dtype[np.float64]]
@@ -27,6 +29,8 @@ BLOCK = 32
 LONG = 2_000_000
 """Texts of at least this many tokens are read in `STREAMS` streams by default."""
 STREAMS = 16
+CALLED = 2
+"""Windows that are read before reading is captured: compilation, and what libraries do once."""
 
 
 class Window(NamedTuple):
@@ -35,6 +39,10 @@ class Window(NamedTuple):
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T)
     starts: Tensor | None  # (B, T), bool: a new clip begins here; None for text without clips
+
+
+Read = Callable[[Window, Memory], tuple[Tensor, Memory]]
+"""Reads a window of every stream; returns nats (B, T) and the next memory."""
 
 
 def score(
@@ -55,7 +63,8 @@ def score(
     before it. The first token of the text has no context and costs ln(vocab_size). `progress` is called with the
     tokens read and their total. The processes of `world` share the streams, at least one each; all of them return
     the nats of the whole text. `clips` holds the positions where a new clip begins: memory is reset there, as in
-    training. Raises ValueError if tokens are not one row of integers below vocab_size.
+    training. On a GPU windows are read as a CUDA graph, see `capture_for`. Raises ValueError if tokens are not one row
+    of integers below vocab_size.
     """
 
     def read(window: Window, memory: Memory) -> tuple[Tensor, Memory]:
@@ -63,18 +72,64 @@ def score(
         assert out.nll is not None
         return out.nll, out.memory
 
+    capture = capture_for(model)
     with torch.no_grad(), autocast(next(model.parameters()).device, precision):
         return read_through(
-            model, tokens, read, streams=streams, limit=limit, progress=progress, world=world, clips=clips
-        )
+            model, tokens, read if capture is None else Replayed(read, capture), streams=streams, precision=precision,
+            limit=limit, progress=progress, world=world, clips=clips,
+        )  # fmt: skip
+
+
+def capture_for(model: LanguageModel) -> Capture | None:
+    """Return what captures the reading of a window: CUDA graphs where a GPU holds the whole model, else None."""
+    parameters = list(model.parameters())
+    sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
+    return None if not parameters[0].is_cuda or sharded or asks_for_shapes(model.embedding) else cuda_graph
+
+
+class Replayed:
+    """Reads windows of one shape as `read` does: calls it for the first ones, then replays it as captured.
+
+    What a graph reads and writes must stay where it is: the memory that is returned is overwritten by the next window.
+    """
+
+    def __init__(self, read: Read, capture: Capture) -> None:
+        self._read, self._capture = read, capture
+        self._called = 0
+        self._replay: Callable[[], object] | None = None
+        self._window: Window  # these three from the first window on
+        self._memory: Memory
+        self._nats: Tensor
+
+    def __call__(self, window: Window, memory: Memory) -> tuple[Tensor, Memory]:
+        """Read a window; `memory` is what the last call returned."""
+        if self._called < CALLED:
+            self._called += 1
+            nats, memory = self._read(window, memory)
+            self._window = Window(*(None if x is None else x.clone() for x in window))  # type: ignore[arg-type]
+            self._memory, self._nats = memory.clone(), nats.clone()
+            return nats, self._memory
+        for held, new in zip(self._window, window, strict=True):
+            if held is not None and new is not None:
+                held.copy_(new)
+        if self._replay is None:
+            self._replay = self._capture(self._in_place)
+        self._replay()
+        return self._nats.clone(), self._memory
+
+    def _in_place(self) -> None:
+        nats, memory = self._read(self._window, self._memory)
+        self._nats.copy_(nats)
+        self._memory.copy_(memory)
 
 
 def read_through(
     model: LanguageModel,
     tokens: Tokens,
-    read: Callable[[Window, Memory], tuple[Tensor, Memory]],
+    read: Read,
     *,
     streams: int,
+    precision: Precision = "fp32",
     limit: int | None,
     progress: Progress | None,
     world: World | None = None,
@@ -88,7 +143,7 @@ def read_through(
     device, world = next(model.parameters()).device, world or World()
     tokens = tokens if limit is None else tokens[: _at_least_1("limit", limit)]
     text = EvalStreams(tokens, streams, model.config.vocab_size, world.rank, world.size, clips)
-    memory, column, parts = model.initial_memory(len(text.own)), 0, []
+    memory, column, parts = model.initial_memory(len(text.own), precision), 0, []
     with evaluating(model):
         for windows in text.blocks(model.config.window, device):
             block = []

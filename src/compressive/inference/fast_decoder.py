@@ -23,9 +23,7 @@ from compressive.model import decoding
 from compressive.model.decoding import DecodingState, LayerCache, Now, StepLayer
 from compressive.model.language_model import CompressiveLM, LanguageModel
 from compressive.model.transformer import Layer
-
-Capture = Callable[[Callable[[], object]], Callable[[], object]]
-"""Returns what repeats, on the device, all that a function did there when it was captured."""
+from compressive.runtime import Capture, cuda_graph
 
 
 class FastDecoder:
@@ -220,14 +218,3 @@ class Stepper:
         logits, state = self._decoder.step(self._tokens, state)
         self._logits.copy_(logits)
         return state
-
-
-def cuda_graph(function: Callable[[], object], pool: Any = None) -> Callable[[], object]:
-    """Record what a function does on the GPU, without doing it; it must have been called before.
-
-    Functions that leave nothing behind but in tensors of others may share a pool of memory.
-    """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        function()
-    return graph.replay

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
-from compressive.kernels.dispatch import operation
+from compressive.kernels.dispatch import choose, operation
 from compressive.model.attention import upcast
 from compressive.model.mixture import LogisticMixture
 
@@ -137,3 +137,11 @@ def band_nll(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Te
     This form looks up the rows whose target is in the band. That needs a device sync; the kernel needs none.
     """
     return linear_nll(hidden, weight, bias, target, some=True)
+
+
+def asks_for_shapes(embedding: object) -> bool:
+    """Whether shapes depend on data: on which words are in which band of an adaptive softmax without a kernel."""
+    if not isinstance(embedding, AdaptiveEmbedding):
+        return False
+    widest = embedding.tables[1]  # the first band is computed for all words
+    return choose("band_nll", device=widest.device.type, dtype=widest.dtype, width=widest.shape[1]).form == "reference"

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from compressive.config import ModelConfig
+from compressive.config import ModelConfig, Precision
 from compressive.config.documented import documented
 from compressive.model.decoding import DecodingState
 from compressive.model.embedding import build_embedding
@@ -85,10 +85,14 @@ class LanguageModel(nn.Module):
     embedding: Head
     trunk: Trunk
 
-    def initial_memory(self, batch_size: int) -> Memory:
-        """Return empty memories for a batch, on the model's device and in its type."""
+    def initial_memory(self, batch_size: int, precision: Precision = "fp32") -> Memory:
+        """Return empty memories for a batch, on the model's device.
+
+        They have the model's type. With `precision="bf16"`, for products under autocast, activations are in bf16, as
+        all products with them are; usage and flags stay.
+        """
         memory: Memory = self.trunk.initial_memory(batch_size)
-        return memory
+        return memory.map(lambda x: x.bfloat16() if x.ndim == 3 else x) if precision == "bf16" else memory
 
     def compressor_parameters(self) -> list[nn.Parameter]:
         """Return exactly the parameters that the compression loss trains."""

@@ -19,7 +19,7 @@ from compressive.runs.origin import Origin
 from compressive.runs.run import Run
 from compressive.runs.shipped import spelled
 from compressive.runtime import autocast, memory_gib
-from compressive.training.step import FITTING, first_memory
+from compressive.training.step import FITTING
 
 GIB = 2**30
 Protocol = TypeVar("Protocol", TrainConfig, LearnConfig)
@@ -190,7 +190,7 @@ def estimate(config: RunConfig, device: torch.device, streams: int, rows: int | 
     with FakeTensorMode(), using(options.attention), torch.device(device):
         model = build_model(config.model).train()
         parameters = [parameter.untyped_storage() for parameter in model.parameters()]
-        memory = first_memory(model, options, streams)
+        memory = model.initial_memory(streams, options.precision)
         slots = [x.untyped_storage() for x in memory.state_dict().values()]
         x = model.embedding(torch.zeros(rows, config.model.window, dtype=torch.long))
         with (

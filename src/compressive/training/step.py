@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from compressive.config import TrainConfig
 from compressive.distributed import World, local, whole
 from compressive.kernels.dispatch import choose
-from compressive.model.embedding import AdaptiveEmbedding
+from compressive.model.embedding import asks_for_shapes
 from compressive.model.language_model import LanguageModel
 from compressive.runtime import autocast, memory_gib, peak_gib
 from compressive.training.muon import Muon, layer_matrices
@@ -81,7 +81,7 @@ class Step:
         self.groups = model.task_parameters(), model.compressor_parameters()  # they are clipped apart
         # No capture: DDP and FSDP exchange gradients outside the graph; shapes may depend on data.
         self.captures = self.device.type == "cuda" and options.cuda_graph and world.size == 1
-        self.captures &= options.parallel != "fsdp" and not asks_for_shapes(model)
+        self.captures &= options.parallel != "fsdp" and not asks_for_shapes(model.embedding)
         fused = choose("adam", device=self.device.type, sharded=options.parallel == "fsdp").form == "kernel"
         # A captured update reads its rate from the device; so does the kernel, to be the same captured or not.
         on_device = self.captures or fused
@@ -99,7 +99,7 @@ class Step:
             from compressive.kernels.adam import ClippedAdam
 
             self.clipped_adam = ClippedAdam(self.optimiser, self.adam_groups, options.clip)
-        self.memory = first_memory(model, options, streams)
+        self.memory = model.initial_memory(streams, options.precision)
         self.streams = streams
         self.micro_batch = streams if options.micro_batch in (0, "auto") else min(int(options.micro_batch), streams)
         self.averages = [parameter.detach().clone() for parameter in self.named.values() if options.weight_average]
@@ -303,20 +303,6 @@ class Step:
             if parameter.grad is not None:
                 local(total).add_(torch.where(finite, local(parameter.grad), 0))
         self.counted += finite
-
-
-def asks_for_shapes(model: LanguageModel) -> bool:
-    """Whether shapes depend on data: on which words are in which band of an adaptive softmax without a kernel."""
-    if not isinstance(model.embedding, AdaptiveEmbedding):
-        return False
-    widest = model.embedding.tables[1]  # the first band is computed for all words
-    return choose("band_nll", device=widest.device.type, dtype=widest.dtype, width=widest.shape[1]).form == "reference"
-
-
-def first_memory(model: LanguageModel, options: TrainConfig, streams: int) -> Any:
-    """The memory before the first step; in bf16 if products are, as all products with it are; usage and flags stay."""
-    memory = model.initial_memory(streams)
-    return memory.map(lambda x: x.bfloat16() if x.ndim == 3 else x) if options.precision == "bf16" else memory
 
 
 def _optimiser(parameters: list[nn.Parameter], rate: float | Tensor, capturable: bool) -> torch.optim.Adam:
