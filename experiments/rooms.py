@@ -2,11 +2,13 @@
 
     python experiments/rooms.py --minutes 8 --results experiments/results/rooms/DATE-DEVICE.json
     python experiments/rooms.py --minutes 16 --results experiments/results/rooms/DATE-DEVICE.json    # resumes the run
+    python experiments/rooms.py --preset rooms-tiny --seeds 0 1 2 3 4 --results tiny.json
     python experiments/rooms.py --core lstm --delays 0 64 128 256 --out runs/lstm --results lstm.json
     python experiments/rooms.py --results experiments/results/rooms/2026-11-16-h200.json --figure docs/agent.png
 
 Runs on one GPU. Needs neither Gymnasium nor Ray nor tyro. `--minutes` counts the whole run, including the time before
-it was resumed. A run can only be resumed with the values it was started with.
+it was resumed. A run can only be resumed with the values it was started with. With `--seeds` the file has one run per
+seed; it is written after each, and keeps the seeds that it has already.
 """
 
 import argparse
@@ -17,12 +19,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+from compressive.bench import processor
 from compressive.config.agent import AgentRun
 from compressive.rl.curves import plot
 from compressive.rl.evaluate import compare
 from compressive.rl.loop import read_metrics, train
 from compressive.rl.run import AgentFolder
 from compressive.runtime import describe_environment, pick_device, write_atomically
+
+PER_RUN = (
+    "seed", "steps", "seconds", "median_steps_per_second", "policies", "evaluation_seconds", "environment", "curve",
+)  # fmt: skip
+"""Values of a report that differ between seeds."""
+CURVE = ("step", "seconds", "return", "choices", "choice_accuracy", "foresight", "entropy")
+"""Values of a training curve that are kept if there are several."""
 
 
 def main() -> int:
@@ -46,6 +56,7 @@ def main() -> int:
     parser.add_argument("--entropy-cost", type=float)
     parser.add_argument("--reward", choices=("scaled", "asymmetric"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", help="train and evaluate several seeds, one after the other")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--fp32", action="store_true", help="train in fp32 instead of bf16")
     parser.add_argument("--episodes", type=int, default=1024, help="episodes of the evaluation, for each delay")
@@ -59,12 +70,43 @@ def main() -> int:
         )
         return 0
 
+    if options.seeds:
+        return train_seeds(options)
     config = configure(options)
     folder = AgentFolder.begin(options.out or Path("runs") / options.preset, config, True)
     code = train(folder)
     if code == 0:
         write_atomically(options.results, json.dumps(report(folder, options.episodes), indent=1) + "\n")
     return code
+
+
+def train_seeds(options: argparse.Namespace) -> int:
+    """Train and evaluate one run per seed, each in its own folder; return the first exit code that is not 0."""
+    for seed in options.seeds:
+        options.seed = seed
+        out = (options.out or Path("runs") / options.preset) / f"seed{seed}"
+        folder = AgentFolder.begin(out, configure(options), False)
+        began = time.process_time()
+        code = train(folder)
+        if code:
+            return code
+        cpu_seconds = time.process_time() - began
+        found = report(folder, options.episodes)
+        run = {"cpu_seconds": cpu_seconds} | {name: found.pop(name) for name in PER_RUN}
+        run["curve"] = [{name: row[name] for name in CURVE} for row in run["curve"]]
+        found["config"]["train"].pop("seed")
+        add_run(options.results, found, run)
+    return 0
+
+
+def add_run(path: Path, about: dict[str, Any], run: dict[str, Any]) -> None:
+    """Write a run to a file that may have other seeds of the same configuration; raise ValueError for another one."""
+    before = json.loads(path.read_text("utf-8")) if path.exists() else about
+    if json.dumps(before["config"]) != json.dumps(about["config"]):
+        raise ValueError(f"{path} has runs of another configuration; choose another file")
+    runs = [one for one in before.get("runs", ()) if one["seed"] != run["seed"]] + [run]
+    written = about | {"cpu": processor(), "runs": sorted(runs, key=lambda one: int(one["seed"]))}
+    write_atomically(path, json.dumps(written, indent=1) + "\n")
 
 
 def configure(options: argparse.Namespace) -> AgentRun:
@@ -95,7 +137,7 @@ def configure(options: argparse.Namespace) -> AgentRun:
     )
 
 
-def report(run: AgentFolder, episodes: int) -> dict[str, object]:
+def report(run: AgentFolder, episodes: int) -> dict[str, Any]:
     """Evaluate the agent, the random policy and the oracle for each delay; return that with the curve and the speed."""
     device, policies, seconds = pick_device(run.config.train.device), dict[str, Any](), 0.0
     for delay in run.config.task.delays:

@@ -353,27 +353,33 @@ def test_the_quickstart_s_figures_are_those_of_its_results():
     assert f"{new['make_quickstart_seconds'] // 60:.0f} min {new['make_quickstart_seconds'] % 60:.0f} s" in README
 
 
-def evaluated(file: str, who: str) -> str:
+def evaluated(found: dict, who: str) -> str:
     """Return, choices per episode and right choices of a policy, as the tables show them."""
-    row = results(file)["policies"][f"{who}_delay_0"]
+    row = found["policies"][f"{who}_delay_0"]
     per_episode, right = row["choices"] / row["episodes"], row["choice_accuracy"] * 100
     return f"{row['return']:.1f} ± {row['return_margin_95']:.1f} | {per_episode:.1f} | {right:.1f} %"
 
 
 def test_the_figures_of_the_agent_are_those_of_its_results():
-    tiny, full = "experiments/rooms-tiny/2026-11-16-cpu-seed", "experiments/rooms/2026-11-16-h200"
+    full = results("experiments/rooms/2026-11-16-h200")
+    runs = results("experiments/rooms-tiny/2026-11-18-cpu")["runs"]
+    tiny = runs[0]
     for shown, name in (("agent", "agent"), ("chance", "random"), ("oracle", "oracle")):
-        for file in (f"{tiny}0", full):
-            assert f"| {shown} | {evaluated(file, name)} |" in PAGES["docs/results.md"]
-    for seed in range(5):
-        assert f"| {seed} | {evaluated(f'{tiny}{seed}', 'agent')} |" in PAGES["docs/agent.md"]
-    scores = {
-        (file, name): evaluated(file, name).split(" |")[0]
-        for file in (f"{tiny}0", full)
-        for name in ("agent", "random")
-    }
-    assert f"{scores[full, 'agent']}, chance {scores[full, 'random']}." in README
-    assert f"{scores[f'{tiny}0', 'agent']}, chance {scores[f'{tiny}0', 'random']}, oracle 88.0 ± 0.0" in README
+        for found in (tiny, full):
+            assert f"| {shown} | {evaluated(found, name)} |" in PAGES["docs/results.md"]
+    for run in runs:
+        assert f"| {run['seed']} | {evaluated(run, 'agent')} | {run['cpu_seconds']:.0f} |" in PAGES["docs/agent.md"]
+
+    def score(found: dict, who: str) -> str:
+        return evaluated(found, who).split(" |")[0]
+
+    assert f"{score(full, 'agent')}, chance {score(full, 'random')}." in README
+    assert f"{score(tiny, 'agent')}, chance {score(tiny, 'random')}, oracle 88.0 ± 0.0" in README
+    shares = [run["policies"]["agent_delay_0"]["choice_accuracy"] * 100 for run in runs]
+    tuned, further = (f"{min(part):.1f} to {max(part):.1f} %" for part in (shares[:5], shares[5:]))
+    assert f"seeds 0 to 4 have {tuned} right choices, seeds 5 to 7 {further}" in README
+    no_memory = results("experiments/rooms-tiny/2026-11-18-cpu-no-memory")
+    assert evaluated(no_memory, "agent").split("| ")[2] in PAGES["docs/agent.md"]
 
 
 BASE, FULL = "benchmarks/peers-base/2026-11-16-h200-2", "benchmarks/peers-paper/2026-11-16-h200-3"

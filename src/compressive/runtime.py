@@ -55,6 +55,18 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
+@contextlib.contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """Let torch use so many CPU threads, and then as many as before; 0: change nothing."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def synchronise(device: torch.device) -> None:
     """Wait for everything that a device was given to do."""
     if device.type == "cuda":

@@ -43,8 +43,8 @@ def test_impossible_runs_are_refused(tables, message):
 
 
 def test_presets_have_the_paper_s_values_and_rollouts_of_64():
-    for name in preset_names("task"):
-        assert AgentRun.from_preset(name).memory.window == 64
+    for name in preset_names("task"):  # the trials of rooms-tiny are short
+        assert AgentRun.from_preset(name).memory.window == (32 if name == "rooms-tiny" else 64)
     run = AgentRun.from_preset("rooms")
     assert (run.train.learning_rate, run.train.entropy_cost) == (1.5e-5, 2e-3)
     assert (run.model.memory_size, run.model.compressed_size) == (64, 64)

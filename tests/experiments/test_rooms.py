@@ -38,7 +38,7 @@ def test_the_experiment_writes_one_file_and_resumes(tmp_path):
     assert (found["steps"], found["seed"], found["curve"][-1]["step"]) == (768, 3, 768)
     assert found["environment"]["commit"]
     assert found["config"]["model"]["compression_rate"] == 8
-    assert found["temporal_range"] == 64 + 8 * 64
+    assert found["temporal_range"] == 32 + 8 * 32
     assert set(found["policies"]) == {f"{who}_delay_{n}" for who in ("agent", "random", "oracle") for n in (0, 3)}
     assert found["policies"]["agent_delay_3"]["episodes"] == 8
     assert found["policies"]["oracle_delay_3"]["return"] == 11
@@ -48,6 +48,26 @@ def test_the_experiment_writes_one_file_and_resumes(tmp_path):
     done = subprocess.run([*interpreter(), *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_several_seeds_share_a_file(tmp_path):
+    results = tmp_path / "rooms.json"
+    words = [
+        "--preset", "rooms-tiny", "--envs", 4, "--batch", 2, "--minutes", 5, "--episodes", 8, "--steps", 256,
+        "--results", results, "--out", tmp_path / "runs",
+    ]  # fmt: skip
+    for seeds in ((5,), (3,)):
+        done = run("experiments/rooms.py", *words, "--seeds", *seeds)
+        assert done.returncode == 0, done.stderr
+    found = json.loads(results.read_text())
+    assert [one["seed"] for one in found["runs"]] == [3, 5]
+    assert "seed" not in found["config"]["train"]
+    assert all(one["cpu_seconds"] > 0 and one["environment"]["commit"] for one in found["runs"])
+    assert all(one["policies"]["agent_delay_0"]["episodes"] == 8 for one in found["runs"])
+
+    done = run("experiments/rooms.py", *words, "--seeds", 4, "--rate", 8)
+    assert done.returncode != 0
+    assert "has runs of another configuration" in done.stderr
 
 
 def test_the_benchmark_measures_every_part(tmp_path):

@@ -14,6 +14,7 @@ from warm_python import interpreter
 
 from compressive.cli import main
 from compressive.rl.acting import Outcomes
+from compressive.rl.learning import Learner
 from compressive.rl.loop import read_metrics, scores, train
 from compressive.rl.run import AgentFolder
 from compressive.training.loop import DivergedError
@@ -56,6 +57,23 @@ def test_a_log_line_has_the_figures(tmp_path, capsys):
     shown = capsys.readouterr().out
     for part in ("return", "human", "right", "steps/s", "evaluate with: compressive rl evaluate"):
         assert part in shown
+
+
+def test_threads_are_those_of_the_configuration_while_it_trains(tmp_path, monkeypatch):
+    before, seen = torch.get_num_threads(), []
+    real = Learner.update
+
+    def update(*args):
+        seen.append(torch.get_num_threads())
+        return real(*args)
+
+    monkeypatch.setattr(Learner, "update", update)
+    for threads in (2, 0):
+        run = start(tmp_path / f"run{threads}", tiny_agent_run(train={"threads": threads, "steps": 64}))
+        assert train(run) == 0
+        assert set(seen) == {threads or before}
+        assert torch.get_num_threads() == before
+        seen.clear()
 
 
 @pytest.mark.slow

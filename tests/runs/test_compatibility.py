@@ -66,6 +66,7 @@ def test_an_agent_is_resumed_and_evaluated(tmp_path):
     words = [f"--task.lanes {config['task']['lanes']}", "--train.steps 512", "--train.batch 4", "--agent.channels 4 8"]
     words += ["--agent.features 12", "--model.d-model 16", "--model.d-ff 16", "--model.n-heads 2", "--task.width 16"]
     words += ["--task.height 12", "--train.device cpu", "--out agent", "--resume"]
+    words += [f"--model.{size} 64" for size in ("window", "memory-size", "compressed-size")]  # as the preset had then
     done = command("rl", "train", "rooms-tiny", *" ".join(words).split(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "from step 256" in done.stdout

@@ -147,6 +147,8 @@ class LearnConfig:
     """Compile environments, acting and learning; takes about a minute at the start."""
     device: str = "auto"
     """Device: auto uses a GPU if there is one. With Ray, the learner's device; actors run on CPUs."""
+    threads: int = 0
+    """CPU threads of torch in training; 0 for torch's own choice, one per core. Small networks are fastest with 1."""
     seed: int = 0
     """Seed of the weights, the environments and the sampled actions."""
     log_every: int = 10
@@ -159,7 +161,7 @@ class LearnConfig:
     """Also send metrics to Weights & Biases."""
 
     def __post_init__(self) -> None:
-        check_values(self, zero_allowed=("minutes", "actors", "seed", "entropy_cost"))
+        check_values(self, zero_allowed=("minutes", "actors", "seed", "entropy_cost", "threads"))
         for name, least in (("final_learning_rate", "above 0"), ("final_entropy_cost", "of at least 0")):
             value = getattr(self, name)
             if value is not None and not (value > 0 or (value == 0 and "least" in least)):

@@ -51,7 +51,7 @@ _TINY: Tables = {
     "model": {"n_layers": 1, "d_model": 64, "n_heads": 1, "d_ff": 128, "window": 16, "memory_size": 16,
               "compressed_size": 16, "spanning_slots": "partial"},
     "task": {"envs": 64, "observation": "vector", "objects": 4},
-    "train": {"batch": 8, "steps": 1_000_000, "stagger": True},
+    "train": {"batch": 8, "steps": 1_000_000, "stagger": True, "final_learning_rate": None, "final_entropy_cost": None},
 }  # fmt: skip
 _SMALL: Tables = {"model": {}, "task": {}, "train": {"entropy_cost": 0.03, "steps": 20_000_000}}
 

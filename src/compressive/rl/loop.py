@@ -24,7 +24,7 @@ from compressive.rl.env.rooms import human_normalised
 from compressive.rl.learning import Learner, UpdateStats, mean_stats
 from compressive.rl.run import AgentFolder
 from compressive.runs import checkpoint
-from compressive.runtime import Stopwatch, noted_signals, peak_gib, pick_device
+from compressive.runtime import Stopwatch, cpu_threads, noted_signals, peak_gib, pick_device
 from compressive.training.loop import (
     FINISHED,
     INTERRUPTED,
@@ -57,6 +57,11 @@ def train(run: AgentFolder) -> int:
 
     Raises DivergedError if losses or gradients stay non-finite.
     """
+    with cpu_threads(run.config.train.threads):
+        return _train(run)
+
+
+def _train(run: AgentFolder) -> int:
     config, options = run.config, run.config.train
     device = pick_device(options.device)
     if device.type == "cuda":
