@@ -378,7 +378,7 @@ def test_the_figures_of_the_agent_are_those_of_its_results():
     shares = [run["policies"]["agent_delay_0"]["choice_accuracy"] * 100 for run in runs]
     tuned, further = (f"{min(part):.1f} to {max(part):.1f} %" for part in (shares[:5], shares[5:]))
     assert f"seeds 0 to 4 have {tuned} right choices, seeds 5 to 7 {further}" in README
-    no_memory = results("experiments/rooms-tiny/2026-11-18-cpu-no-memory")
+    no_memory = results("experiments/rooms-tiny-no-memory/2026-11-18-cpu")
     assert evaluated(no_memory, "agent").split("| ")[2] in PAGES["docs/agent.md"]
 
 
