@@ -14,6 +14,7 @@ import torch
 from helpers import build
 from training_helpers import command, text, tiny_corpus, tiny_run_config
 
+import compressive
 from compressive import cli
 from compressive.data.corpus import write_corpus
 from compressive.data.tokenizer import WordTokenizer
@@ -167,6 +168,25 @@ def test_words_have_frequency_buckets(tmp_path, capsys):
     assert "perplexity" in shown.splitlines()[1]
     assert "in training <100 times" in shown
     assert "half of it" in shown
+
+
+def test_unknown_words_are_counted_in_place_of_bits_per_byte(tmp_path, capsys):
+    tokenizer = WordTokenizer.train([text(2000, 0)], least=150)
+    splits = {"train": [text(2000, 0)], "valid": [text(90, 1)], "test": [text(180, 2)]}
+    corpus = write_corpus(tmp_path / "data" / "tiny", "tiny", tokenizer, splits, {})
+    unknown = tokenizer.decode(corpus.split("test")).count(b"<unk>")
+    assert unknown > 0
+    run = a_run(tmp_path / "run", tiny_run_config(tmp_path / "data", {"vocab_size": tokenizer.vocab_size}))
+    assert evaluate(run, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unknown_tokens"] == unknown
+    assert found["bits_per_byte"] is found["word_perplexity"] is None
+    assert evaluate(run) == 0
+    shown = capsys.readouterr().out
+    assert f"{unknown} tokens, {100 * unknown / found['tokens']:.1f} %; they hide text: no bits per byte" in shown
+    score = compressive.load(run.folder, device="cpu").score(text(180, 2))
+    assert (score.unknown, score.bits_per_byte) == (unknown, None)
+    assert score.perplexity == pytest.approx(found["perplexity"], rel=1e-6)
 
 
 def test_nan_is_null_in_json(run, capsys):

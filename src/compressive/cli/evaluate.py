@@ -234,6 +234,9 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
         table.add_row(f"  floor: {name.replace('_', ' ')}", f"{bits:.4f}")
     if metrics.not_comparable is not None:
         table.add_row("not comparable", metrics.not_comparable, style="red")
+    if metrics.unknown_tokens:
+        share = f"{metrics.unknown_tokens:,} tokens, {100 * metrics.unknown_tokens / metrics.tokens:.1f} %"
+        table.add_row("<unk>", f"{share}; they hide text: no bits per byte, no word perplexity")
     for bucket in metrics.buckets:
         perplexity = "–" if bucket.perplexity is None else f"{bucket.perplexity:,.1f}"
         table.add_row(f"  in training {bucket.name} times", f"{perplexity}, {bucket.tokens:,} tokens")

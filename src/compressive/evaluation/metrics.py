@@ -43,13 +43,14 @@ class Metrics:
     bits_per_token: float
     perplexity: float  # e^(nats per token)
     bits_per_character: float | None  # where tokens are bytes
-    bits_per_byte: float | None  # of the text, where tokens are not bytes; whole splits only
+    bits_per_byte: float | None  # of the text, where tokens are not bytes; whole splits without <unk> only
     bits_per_sample: float | None  # where tokens are audio samples; comparable at equal bit depth, rate and gain only
     nats_per_sample: float | None
     counted_words: int | None  # whole splits only, as counted when the corpus was prepared
     words: int | None  # `counted_words`, or PG-19's official number if the split is complete
     words_are: Literal["official", "counted"] | None
-    word_perplexity: float | None  # e^(L / words), section 4.2; whole splits only
+    word_perplexity: float | None  # e^(L / words), section 4.2; whole splits without <unk> only
+    unknown_tokens: int  # <unk>, which hides text: L is then of less than the text, and not to be divided by its size
     comparable: bool | None  # with published PG-19 results; None for other corpora
     not_comparable: str | None  # why not
     buckets: tuple[Bucket, ...]  # by frequency in training, where tokens are words
@@ -72,6 +73,7 @@ def summarise(nll: Nats, corpus: "Corpus", split: Split) -> Metrics:
     counts = getattr(corpus.tokenizer, "counts", None) if kind == "words" else None
     whole = len(nll) == len(text)
     counted, size = (corpus.words(split), corpus.bytes(split)) if whole else (0, 0)
+    unknown = corpus.tokenizer.count_unknown(text[: len(nll)])
     pg19 = corpus.manifest.settings.get("corpus") == "pg19"
     lacks = _lacks(corpus, split, whole) if pg19 else None
     official = pg19 and lacks is None
@@ -87,13 +89,14 @@ def summarise(nll: Nats, corpus: "Corpus", split: Split) -> Metrics:
         bits_per_token=bits,
         perplexity=_exp(mean),
         bits_per_character=bits if kind == "bytes" else None,
-        bits_per_byte=nats / math.log(2) / size if kind != "bytes" and size and not audio else None,
+        bits_per_byte=nats / math.log(2) / size if kind != "bytes" and size and not audio and not unknown else None,
         bits_per_sample=bits if audio else None,
         nats_per_sample=mean if audio else None,
         counted_words=counted or None,
         words=words or None,
         words_are=None if not words else "official" if official else "counted",
-        word_perplexity=_exp(nats / words) if words else None,
+        word_perplexity=_exp(nats / words) if words and not unknown else None,
+        unknown_tokens=unknown,
         comparable=official if pg19 else None,
         not_comparable=lacks,
         buckets=() if counts is None else by_frequency(nll, text[: len(nll)], counts),
