@@ -1,8 +1,9 @@
 """Metrics from the nats of every token: bits per character, perplexity, word-level perplexity."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -118,13 +119,16 @@ def _lacks(corpus: "Corpus", split: Split, whole: bool) -> str | None:
 
 def by_frequency(nll: Nats, tokens: Tokens, counts: Tokens) -> tuple[Bucket, ...]:
     """Return perplexity by training frequency of the token (Table 7); `counts` (vocab_size,) are those frequencies."""
-    seen = counts[np.asarray(tokens)]
-    found, below = [], np.inf
+    groups = [(name, nll[inside]) for name, inside in frequency_groups(tokens, counts)]
+    return tuple(Bucket(name, len(part), _exp(float(part.mean())) if len(part) else None) for name, part in groups)
+
+
+def frequency_groups(tokens: Tokens, counts: Tokens) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.bool_]]]]:
+    """Yield the name of each of `BUCKETS` and which of the tokens (n,) are in it, bool (n,)."""
+    seen, below = counts[np.asarray(tokens)], np.inf
     for name, least in BUCKETS:
-        inside = nll[(seen >= least) & (seen < below)]
-        found.append(Bucket(name, len(inside), _exp(float(inside.mean())) if len(inside) else None))
+        yield name, (seen >= least) & (seen < below)
         below = least
-    return tuple(found)
 
 
 def _exp(value: float) -> float:
