@@ -64,6 +64,8 @@ class Score:
     """-log p of every token, (n,) float64. The first token has no context and costs ln(vocab_size)."""
     n_bytes: int
     """Bytes of the text in UTF-8."""
+    unknown: int = 0
+    """Tokens that are `<unk>`, of a model of words."""
 
     @property
     def bits(self) -> float:
@@ -71,9 +73,12 @@ class Score:
         return float(self.nats.mean()) / math.log(2)
 
     @property
-    def bits_per_byte(self) -> float:
-        """Bits per byte of the text, comparable between tokenisers."""
-        return float(self.nats.sum()) / math.log(2) / self.n_bytes
+    def bits_per_byte(self) -> float | None:
+        """Bits per byte of the text, comparable between tokenisers.
+
+        None if there are `<unk>`: the nats are then of less than the text, which looks better predicted than it is.
+        """
+        return None if self.unknown else float(self.nats.sum()) / math.log(2) / self.n_bytes
 
     @property
     def perplexity(self) -> float:
@@ -182,7 +187,8 @@ class TextModel:
         """
         tokens = self._tokens(text, whole=True)
         n_bytes = len(_bytes(text)) if isinstance(text, str | bytes) else len(self.tokenizer.decode(tokens.tolist()))
-        return Score(score(self.model, tokens.numpy(), streams=streams), n_bytes)
+        nats = score(self.model, tokens.numpy(), streams=streams)
+        return Score(nats, n_bytes, self.tokenizer.count_unknown(tokens.numpy()))
 
     def _prompts(self, prompt: Any) -> tuple[list[TextState], bool, bool]:
         """The states after each prompt; whether there were several; whether tokens are to be returned."""

@@ -321,9 +321,12 @@ def test_the_report_of_a_word_model_shows_perplexity(capsys, tmp_path):
     write_corpus(tmp_path / "data" / "tiny", "tiny", tokenizer, texts, {})
     run = make_run(tmp_path / "run", tiny_run_config(tmp_path / "data", {"vocab_size": tokenizer.vocab_size}))
     checkpoint.save(run.checkpoints, 1, {"model": CompressiveLM(model_config(run.config)).state_dict()}, {})
-    assert call(capsys, run.folder, "report", *FEW).code == 0
+    done = call(capsys, run.folder, "report", *FEW, "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["test"]["bits"] is None
     page = (run.folder / "report.html").read_text("utf-8")
     assert "perplexity" in page
+    assert "there is no score per byte" in page
     assert "xz" not in re.sub(r"base64,[^\"]*", "", page)
 
 

@@ -38,6 +38,30 @@ def test_every_option_is_a_word_on_the_command_line(story, tmp_path):
     assert (corpus.vocab_size, corpus.manifest.settings["split"]) == (280, "0.5 0.25 0.25")
 
 
+def test_rare_words_are_unknown_with_a_minimum_count(tmp_path, capsys):
+    for split, content in {"train": "a b a c a b a\n", "valid": "a b\n", "test": "a d c\n"}.items():
+        (tmp_path / "in" / split).mkdir(parents=True)
+        (tmp_path / "in" / split / "1.txt").write_text(content)
+    words = ["data", "prepare", "text", str(tmp_path / "in"), "--data-dir", str(tmp_path / "d"), "--tokenizer", "words"]
+    assert main([*words, "--name", "some", "--min-count", "2"]) == 0
+    note = "words that occur fewer than 2 times in train are <unk>"
+    assert f"  note: {note}" in capsys.readouterr().out
+    some = Corpus.open(tmp_path / "d" / "some")
+    assert (some.manifest.settings["min_count"], some.manifest.note) == ("2", note)
+    assert [some.tokenizer.decode(some.split(split)) for split in ("train", "test")] == [
+        b"a b a <unk> a b a\n", b"a <unk> <unk>\n",
+    ]  # fmt: skip
+    assert main([*words, "--name", "some", "--min-count", "2"]) == 0
+    assert "already prepared" in capsys.readouterr().out
+    assert main([*words, "--name", "some"]) == 2
+    assert "prepared with min_count 2, not these" in capsys.readouterr().err
+    for more in ([], ["--min-count", "1"]):  # the same
+        assert main([*words, "--name", "all", *more]) == 0
+    every = Corpus.open(tmp_path / "d" / "all")
+    assert (every.vocab_size, every.manifest.note) == (5, "")
+    assert every.manifest.settings.keys() == {"corpus", "tokenizer", "split"}
+
+
 def test_another_corpus_of_the_same_name_is_replaced_only_by_force(story, tmp_path, capsys):
     words = ["data", "prepare", "text", str(story), "--data-dir", str(tmp_path / "d"), "--name", "tale"]
     assert main(words) == 0
@@ -88,6 +112,15 @@ def test_a_path_and_source_are_the_same_for_every_corpus(story, tmp_path, capsys
         (["--vocab-size", "0"], "vocab_size=0: only bpe learns a vocabulary"),
         (["--tokenizer", "bpe", "--vocab-size", "0"], "vocab_size=0: expected at least 256"),
         (["--tokenizer", "bpe", "--vocab-size", "10000000000"], "and at most 10,000,000"),
+        (
+            ["--min-count", "2"],
+            "min_count=2: only words are counted, and the tokenizer is bytes: leave out --min-count",
+        ),
+        (["--tokenizer", "words", "--min-count", "0"], "min_count=0: expected at least 1"),
+        (
+            ["--min-count", "2", "--vocabulary", "enwik8-small"],
+            "min_count=2: --vocabulary has its own words; leave out",
+        ),
         (["--workers", "-1"], "workers=-1: expected at least 1"),
         (["--workers", "99999"], "workers=99999: expected at least 1, at most"),
         (["--name", "a/b"], "name='a/b': expected letters"),

@@ -14,6 +14,7 @@ import torch
 from helpers import build
 from training_helpers import command, text, tiny_corpus, tiny_run_config
 
+import compressive
 from compressive import cli
 from compressive.data.corpus import write_corpus
 from compressive.data.tokenizer import WordTokenizer
@@ -167,6 +168,98 @@ def test_words_have_frequency_buckets(tmp_path, capsys):
     assert "perplexity" in shown.splitlines()[1]
     assert "in training <100 times" in shown
     assert "half of it" in shown
+
+
+def test_unknown_words_are_counted_in_place_of_bits_per_byte(tmp_path, capsys):
+    tokenizer = WordTokenizer.train([text(2000, 0)], least=150)
+    splits = {"train": [text(2000, 0)], "valid": [text(90, 1)], "test": [text(180, 2)]}
+    corpus = write_corpus(tmp_path / "data" / "tiny", "tiny", tokenizer, splits, {})
+    unknown = tokenizer.decode(corpus.split("test")).count(b"<unk>")
+    assert unknown > 0
+    run = a_run(tmp_path / "run", tiny_run_config(tmp_path / "data", {"vocab_size": tokenizer.vocab_size}))
+    assert evaluate(run, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unknown_tokens"] == unknown
+    assert found["bits_per_byte"] is found["word_perplexity"] is None
+    assert evaluate(run) == 0
+    shown = capsys.readouterr().out
+    assert f"{unknown} tokens, {100 * unknown / found['tokens']:.1f} %; they hide text: no bits per byte" in shown
+    score = compressive.load(run.folder, device="cpu").score(text(180, 2))
+    assert (score.unknown, score.bits_per_byte) == (unknown, None)
+    assert score.perplexity == pytest.approx(found["perplexity"], rel=1e-6)
+
+
+def test_a_model_against_another(run, tmp_path, capsys):
+    """Both read the same split, the other with the memory sizes of its training."""
+    other = a_run(tmp_path / "other", tiny_run_config(tmp_path / "data", {"compressed_size": 0, "n_layers": 1}))
+    words = ("--against", str(other.folder), "--split", "valid", "--compressed-size", "4")
+    assert evaluate(run, *words, "--json") == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    written = run.folder / "evaluation" / "valid-c4-against-other.json"
+    assert captured.err == f"written to {written}\n"
+    assert json.loads(written.read_text()) == found
+    theirs = found["against"]
+    assert (found["compressed_size"], theirs["run"], theirs["step"], theirs["compressed_size"]) == (4, "other", 7, 0)
+    trained, tokens = Trained.load(run), run.corpus().split("valid")
+    nats = [score(trained.model(trained.eval_config(None, 4).model), tokens), score(model_of(other), tokens)]
+    bits = [each / math.log(2) for each in nats]
+    assert theirs["bits_per_character"] == pytest.approx(bits[1].mean())
+    (gain,) = found["gains"]
+    assert gain["name"] == "all"
+    assert gain["tokens"] == found["tokens"] == len(tokens)
+    assert gain["bits"] == pytest.approx(found["bits_per_character"])
+    assert gain["difference"] == pytest.approx((bits[0] - bits[1]).mean())
+    assert gain["relative_gain"] == pytest.approx(math.exp((nats[1] - nats[0]).mean()) - 1)
+    means = [part.mean() for part in np.array_split(bits[0] - bits[1], len(tokens) // 32)]
+    assert gain["standard_error"] == pytest.approx(np.std(means, ddof=1) / math.sqrt(len(means)))
+    assert evaluate(run, *words) == 0
+    shown = capsys.readouterr().out
+    assert f"{gain['difference']:+.4f} ± {gain['standard_error']:.4f}" in shown
+    assert "16 recent, 0 compressed" in shown
+
+
+def test_words_against_a_model_gain_by_frequency(tmp_path, capsys):
+    train = text(2000, 0)
+    tokenizer = WordTokenizer.train([train])
+    splits = {"train": [train], "valid": [text(90, 1)], "test": [text(180, 2)]}
+    write_corpus(tmp_path / "data" / "tiny", "tiny", tokenizer, splits, {})
+    models = ({"vocab_size": tokenizer.vocab_size, "compressed_size": size} for size in (8, 0))
+    ours, other = (
+        a_run(tmp_path / name, tiny_run_config(tmp_path / "data", model))
+        for name, model in zip(("ours", "other"), models, strict=True)
+    )
+    assert evaluate(ours, "--against", str(other.folder), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [gain["name"] for gain in found["gains"]] == ["100-1K", "<100", "all"]  # the others have no words
+    for gain in found["gains"][:-1]:
+        perplexities = [
+            next(bucket["perplexity"] for bucket in of["buckets"] if bucket["name"] == gain["name"])
+            for of in (found, found["against"])
+        ]
+        assert [gain["perplexity"], gain["other_perplexity"]] == pytest.approx(perplexities)
+        assert gain["relative_gain"] == pytest.approx(perplexities[1] / perplexities[0] - 1)
+    assert sum(gain["tokens"] for gain in found["gains"][:-1]) == found["gains"][-1]["tokens"] == found["tokens"]
+    assert evaluate(ours, "--against", str(other.folder), "--limit", "60") == 0
+    shown = capsys.readouterr().out
+    assert "perplexity by frequency in training" in shown
+    assert "100-1K times" in shown
+
+
+def test_models_of_other_tokens_are_not_compared(run, tmp_path, capsys):
+    tokenizer = WordTokenizer.train([text(2000, 0)])
+    splits = {split: [text(180, 2)] for split in ("train", "valid", "test")}
+    write_corpus(tmp_path / "words" / "tiny", "tiny", tokenizer, splits, {})
+    other = a_run(tmp_path / "other", tiny_run_config(tmp_path / "words", {"vocab_size": tokenizer.vocab_size}))
+    assert evaluate(run, "--against", str(other.folder)) == 2
+    said = capsys.readouterr().err
+    assert f"other: it has other tokens (words, {tokenizer.vocab_size}) than {run.folder} (bytes, 256)" in said
+    assert said.count("\n") == 1
+    assert evaluate(run, "--against", str(run.folder), "--memory-size", "4,8") == 2
+    assert f"against={run.folder}: expected one memory size, not 2" in capsys.readouterr().err
+    assert evaluate(run, "--against", "nowhere") == 2
+    assert "nowhere is not a run" in capsys.readouterr().err
+    assert not (run.folder / "evaluation").exists()
 
 
 def test_nan_is_null_in_json(run, capsys):

@@ -15,7 +15,7 @@ from compressive.cli import main
 from compressive.config import RunConfig, preset_names
 from compressive.config.agent import AgentRun
 from compressive.data.corpus import write_corpus
-from compressive.data.tokenizer import BPETokenizer, ByteTokenizer
+from compressive.data.tokenizer import BPETokenizer, ByteTokenizer, WordTokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +108,31 @@ def test_the_vocabulary_is_the_corpus_s_unless_it_is_given(home, tmp_path):
     fewer = command("train", "quickstart", *words, "--model.vocab-size", "9", "--out", "runs/c", cwd=folder)
     assert (fewer.returncode, fewer.stderr.count("\n")) == (2, 1)
     assert f"vocab_size=9: the corpus tiny has {size} tokens; give --model.vocab-size {size}" in fewer.stderr
+
+
+def test_cutoffs_are_those_of_the_corpus_s_vocabulary(home, tmp_path):
+    """More than the preset's 256 tokens, in flags and in a file, without --model.vocab-size."""
+    folder = copy_of(home, tmp_path)
+    text = b" ".join(b"w%d" % (i % 500) for i in range(2000))
+    shutil.rmtree(folder / "data" / "tiny")
+    splits = {split: [text] for split in ("train", "valid", "test")}
+    size = write_corpus(folder / "data" / "tiny", "tiny", WordTokenizer.train([text]), splits, {}).vocab_size
+    words = ["quickstart", "--data.corpus", "tiny", *TINY, "--model.adaptive-cutoffs"]
+    done = command("train", *words, "100", "400", "--out", "runs/a", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "my.toml").write_text(
+        'extends = "quickstart"\n[data]\ncorpus = "tiny"\n[model]\nadaptive_cutoffs=[100, 400]'
+    )
+    done = command("train", "--config", "my.toml", *TINY, "--out", "runs/b", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    for name in "ab":
+        model = json.loads((folder / "runs" / name / "config.json").read_text())["model"]
+        assert (model["vocab_size"], model["adaptive_cutoffs"]) == (size, [100, 400])
+    for more in ([], ["--model.vocab-size", str(size)]):
+        wrong = command("train", *words, "100", "600", *more, "--out", "runs/c", cwd=folder)
+        assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+        assert f"adaptive_cutoffs=(100, 600): expected numbers between 0 and vocab_size={size}; give" in wrong.stderr
+    assert not (folder / "runs/c").exists()
 
 
 def test_without_a_gpu_presets_made_for_one_train_in_fp32_and_are_not_compiled(home, tmp_path):

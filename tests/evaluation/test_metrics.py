@@ -41,6 +41,7 @@ def test_words(tmp_path):
     assert metrics.bits_per_character is None
     assert metrics.bits_per_byte == pytest.approx(nll.sum() / math.log(2) / 19)
     assert metrics.word_perplexity == pytest.approx(math.exp(nll.sum() / 6))
+    assert metrics.unknown_tokens == 0
     found: dict[str, Any] = {bucket.name: (bucket.tokens, bucket.perplexity) for bucket in metrics.buckets}
     assert found == {
         ">10K": (3, pytest.approx((3 * 12 * 27) ** (1 / 3))),
@@ -48,6 +49,15 @@ def test_words(tmp_path):
         "100-1K": (1, pytest.approx(5)),
         "<100": (1, pytest.approx(7)),
     }
+
+
+def test_unknown_words_leave_no_bits_per_byte(tmp_path):
+    """Four words that `<unk>` hides cost little, and their bytes would still be counted."""
+    tokenizer = WordTokenizer.train([b"to be or not to be\n"], least=2)
+    metrics = summarise(np.ones(8), corpus_of(tmp_path / "toy", tokenizer, b"to be, as it were, to be\n"), "test")
+    assert (metrics.whole_split, metrics.unknown_tokens, metrics.counted_words) == (True, 4, 7)
+    assert metrics.bits_per_byte is metrics.word_perplexity is None
+    assert metrics.headline == "perplexity"
 
 
 def test_the_beginning_of_a_split_has_no_word_perplexity(tmp_path):

@@ -30,6 +30,11 @@ def test_the_configuration_chooses(model):
     assert type(model.embedding) is kind
 
 
+def test_cutoffs_beyond_the_vocabulary_are_refused():
+    with pytest.raises(ValueError, match=r"adaptive_cutoffs=\(5, 23\): .* between 0 and vocab_size=23; give smaller"):
+        build(tiny_config(vocab_size=23, adaptive_cutoffs=(5, 23), adaptive_factor=2))
+
+
 def test_input_and_output_share_their_weights(model):
     names = dict(model.embedding.named_parameters())
     widths = 8 * 23 if type(model.embedding) is TiedEmbedding else 8 * 5 + 4 * 7 + 2 * 11 + 8 * 4 + 8 * 2 + 2 * 8 + 2

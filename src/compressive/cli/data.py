@@ -30,6 +30,9 @@ class Prepare:
     For speech: mulaw (8 bits) or pcm16 (16 bits)."""
     vocab_size: int | None = None
     """Vocabulary size, for bpe; 32000 unless given."""
+    min_count: int | None = None
+    """For words: those that occur fewer times in the train split become <unk>; 1 unless given, which keeps all. With 3,
+    as in WikiText, <unk> is seen in training and words that are missing from the vocabulary are predicted better."""
     vocabulary: Path | None = None
     """A tokenizer.json, the folder of a corpus, run or release, or the name of a shipped model, whose vocabulary to use
     instead of learning one."""

@@ -2,6 +2,7 @@
 
 compressive evaluate runs/enwik8 --split valid --compressed-size 512,1024,2048,3072
 compressive evaluate enwik8-small --text notes.txt
+compressive evaluate runs/ours --against runs/txl
 """
 
 import json
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
     from compressive.data.corpus import Corpus
     from compressive.distributed import World
+    from compressive.evaluation.score import Nats
     from compressive.evaluation.sweep import Result
     from compressive.runs.run import Run
+    from compressive.runs.trained import Trained
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,10 @@ class Evaluate:
     text: Path | None = None
     """Score this file in place of a split, as one text from an empty memory; - reads standard input. Nothing is written
     without --out."""
+    against: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
+    """Another run, release or shipped model of the same tokens, which scores the same text with the memory sizes of its
+    training; those below are RUN's. Prints both scores and their difference in bits per token, with a standard error
+    over stretches of the text; for words perplexity and gain by how often they occur in training."""
     which: Literal["best", "last"] = "best"
     """Checkpoint to load: the one with the lowest validation loss, or the last."""
     memory_size: str | None = None
@@ -91,6 +98,7 @@ def _evaluate(options: Evaluate, world: "World", scratch: Path) -> int:
     """Evaluate every requested memory size; print the results, then say what could not be written."""
     from rich.console import Console
 
+    from compressive.analysis.against import gains
     from compressive.console import note, progress_bar, warn
     from compressive.evaluation.sweep import Reading, Result, combinations, sweep
     from compressive.plotting import require_matplotlib
@@ -118,10 +126,12 @@ def _evaluate(options: Evaluate, world: "World", scratch: Path) -> int:
         path = source.folder / "evaluation" / f"{_name(options)}.json"
     trained = Trained.load(source, options.which)
     configs = combinations(trained, options.memory_size, options.compressed_size, options.empty_memory)
+    against = None if options.against is None else _run_name(options.against)
+    other = _other(options, source, len(configs))
     corpus = source.corpus(options.data_dir) if options.text is None else _as_corpus(options, source, scratch)
 
     about: dict[str, Any] = {
-        "run": source.folder.resolve().name,
+        "run": _run_name(source.folder),
         "corpus": corpus.name,
         "corpus_note": corpus.manifest.note or None,
         "split": options.split if options.text is None else None,
@@ -134,18 +144,26 @@ def _evaluate(options: Evaluate, world: "World", scratch: Path) -> int:
     }
     results: list[Result] = []
     unwritten: OSError | None = None
+    theirs: Result | None = None
+    scored: list[Nats] = []  # the other model's, then ours
     with progress_bar(world.is_first) as bar:
         task = bar.add_task("")
 
         def progress(config: EvalConfig, done: int, total: int) -> None:
-            number = f"{len(results) + 1} of {len(configs)}, " if len(configs) > 1 else ""
+            models = len(configs) + (other is not None)
+            number = f"{len(results) + len(scored) + 1} of {models}, " if models > 1 else ""
             bar.update(task, description=f"{number}{_memory(config.model)}", completed=done, total=total)
 
-        found = sweep(trained, corpus, configs, reading, world, progress)
+        found = sweep(trained, corpus, configs, reading, world, progress, None if other is None else scored.append)
+        if other is not None:
+            (theirs,) = sweep(other, corpus, [other.eval_config()], reading, world, progress, scored.append)
+            about["against"] = {"run": against, "step": other.step, **theirs.as_dict()}
         if corpus.tokenizer.is_audio and world.is_first:
             about["floors_bits_per_sample"] = floors(corpus, options.split, options.limit)
         for result in found:
             results.append(result)
+            if other is not None:
+                about["gains"] = [gain.as_dict() for gain in gains(scored[1], scored[0], corpus, reading.split)]
             if world.is_first and path is not None and unwritten is None:
                 try:  # after each result, so that an interrupted sweep keeps the finished ones
                     write_atomically(path, _report(about, results, is_sweep=len(configs) > 1) + "\n")
@@ -158,6 +176,8 @@ def _evaluate(options: Evaluate, world: "World", scratch: Path) -> int:
         print(_report(about, results, is_sweep=len(configs) > 1))
     else:
         Console().print(_sweep_table(about, results) if len(results) > 1 else _table(about, results[0]))
+        if theirs is not None:
+            Console().print(_gains_table(about, results[0], theirs))
     if len(results) > 1 and about["split"] == "test":
         note("choosing sizes on the test split overfits to it: choose them with --split valid")
     if path is None:
@@ -173,6 +193,26 @@ def _evaluate(options: Evaluate, world: "World", scratch: Path) -> int:
     # The score is there in any case; missing is a file only if it was asked for.
     missing = (unwritten is not None and options.out is not None) or (not plotted and options.plot is not None)
     return 2 if missing else 0
+
+
+def _other(options: Evaluate, source: "Run", sizes: int) -> "Trained | None":
+    """Return the model to compare with, if any; raise ValueError if it has other tokens, or for several sizes."""
+    from compressive.runs.run import Run
+    from compressive.runs.trained import Trained
+
+    if options.against is None:
+        return None
+    if sizes > 1:
+        raise ValueError(f"against={options.against}: expected one memory size, not {sizes}; give one of them")
+    other, ours = Run.open(options.against), source.tokenizer(options.data_dir)
+    theirs = other.tokenizer(options.data_dir)
+    if not theirs.same_as(ours):
+        raise ValueError(
+            f"against={options.against}: it has other tokens ({theirs.kind}, {theirs.vocab_size:,}) than {options.run} "
+            f"({ours.kind}, {ours.vocab_size:,}), so scores do not compare; train it on the same corpus, or prepare "
+            f"one for it with --vocabulary {options.run}"
+        )
+    return Trained.load(other, options.which)
 
 
 def _as_corpus(options: Evaluate, source: "Run", folder: Path) -> "Corpus":
@@ -234,6 +274,9 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
         table.add_row(f"  floor: {name.replace('_', ' ')}", f"{bits:.4f}")
     if metrics.not_comparable is not None:
         table.add_row("not comparable", metrics.not_comparable, style="red")
+    if metrics.unknown_tokens:
+        share = f"{metrics.unknown_tokens:,} tokens, {100 * metrics.unknown_tokens / metrics.tokens:.1f} %"
+        table.add_row("<unk>", f"{share}; they hide text: no bits per byte, no word perplexity")
     for bucket in metrics.buckets:
         perplexity = "–" if bucket.perplexity is None else f"{bucket.perplexity:,.1f}"
         table.add_row(f"  in training {bucket.name} times", f"{perplexity}, {bucket.tokens:,} tokens")
@@ -252,6 +295,37 @@ def _table(about: dict[str, Any], result: "Result") -> "Table":
     table.add_row("time", f"{result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s, {streams}")
     table.add_row("arithmetic", f"{about['precision']} on {about['device']}")
     return table
+
+
+def _gains_table(about: dict[str, Any], ours: "Result", theirs: "Result") -> "Table":
+    """Return a table of two models, all tokens in the last row; for words a row for each range of frequency."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    words = bool(ours.metrics.buckets)
+    table = Table(
+        title="perplexity by frequency in training" if words else "bits per token",
+        caption="difference in bits per token: below 0 where the first model is better, ± standard error over the text",
+    )
+    names = (about["run"], about["against"]["run"])
+    models = [f"{escape(name)}\n{_memory(of.config.model)}" for name, of in zip(names, (ours, theirs), strict=True)]
+    for column in ("in training" if words else "", "tokens", *models, *["gain"] * words, "difference"):
+        table.add_column(column, justify="right")
+    for gain in about["gains"]:
+        figures = ("perplexity", "other_perplexity") if words else ("bits", "other_bits")
+        error = gain["standard_error"]
+        table.add_row(
+            f"{gain['name']} times" if gain["name"] != "all" else "all",
+            f"{gain['tokens']:,}",
+            *(f"{gain[name]:,.1f}" if words else f"{gain[name]:.4f}" for name in figures),
+            *[f"{100 * gain['relative_gain']:+.1f} %"] * words,
+            f"{gain['difference']:+.4f}" + ("" if error is None else f" ± {error:.4f}"),
+        )
+    return table
+
+
+def _run_name(folder: Path) -> str:
+    return folder.resolve().name
 
 
 def _sweep_table(about: dict[str, Any], results: list["Result"]) -> "Table":
@@ -301,6 +375,7 @@ def _name(options: Evaluate) -> str:
         f"c{options.compressed_size}": options.compressed_size is not None,
         options.empty_memory: options.empty_memory != "auto",
         "dynamic": options.dynamic,
+        f"against-{_run_name(options.against or Path())}": options.against is not None,
         f"first{options.limit}": options.limit is not None,
         f"streams{options.streams}": options.streams > 0,
         options.precision: options.precision != "fp32",

@@ -58,7 +58,8 @@ class ModelConfig:
     norm: Norm = "post"
     """Layer norm: post, after each residual sum (Algorithm 1), or pre, before each branch."""
     adaptive_cutoffs: tuple[int, ...] = ()
-    """Band edges of adaptive input and softmax over tokens sorted by frequency; empty for a plain softmax."""
+    """Band edges of adaptive input and softmax over tokens sorted by frequency, below vocab_size; empty for a plain
+    softmax."""
     adaptive_factor: int = 4
     """Factor by which each band of the adaptive embedding is narrower than the previous one."""
     first_band_projections: bool = False
@@ -182,6 +183,21 @@ def transformer(config: AnyModelConfig) -> ModelConfig:
     return config
 
 
+def check_cutoffs(config: ModelConfig) -> None:
+    """Raise ValueError if a cutoff is beyond the vocabulary.
+
+    Not a check of the configuration itself: the vocabulary of a preset gives way to that of the corpus, and only then
+    is it known which cutoffs fit.
+    """
+    size, cutoffs = config.vocab_size, config.adaptive_cutoffs
+    require(
+        all(cut < size for cut in cutoffs),
+        "adaptive_cutoffs",
+        cutoffs,
+        f"numbers between 0 and vocab_size={size}; give smaller ones, or leave out those beyond the vocabulary",
+    )
+
+
 def _check(config: ModelConfig) -> None:
     """Raise ValueError for values that cannot work, naming the value, what was expected and the remedy."""
     _check_values(config)
@@ -212,10 +228,10 @@ def _check(config: ModelConfig) -> None:
         isinstance(cutoffs, tuple)
         and all(is_int(cut) for cut in cutoffs)
         and list(cutoffs) == sorted(set(cutoffs))
-        and all(0 < cut < config.vocab_size for cut in cutoffs),
+        and all(cut > 0 for cut in cutoffs),
         "adaptive_cutoffs",
         cutoffs,
-        f"increasing whole numbers between 0 and vocab_size={config.vocab_size}",
+        "increasing whole numbers above 0",
     )
     require(
         config.adaptive_factor ** len(cutoffs) <= config.d_model,

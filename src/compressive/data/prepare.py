@@ -43,14 +43,16 @@ def prepare(
     vocabulary: Path | None = None,
     workers: int = 0,
     force: bool = False,
+    min_count: int | None = None,
 ) -> Corpus:
     """Read a corpus, tokenise it, write it to `data_dir / name` and open it.
 
     It is read from `paths` or, which is the same for a single path, from `source`; a published corpus is downloaded
     without either. The vocabulary is learnt from the train split, unless `vocabulary` names a tokenizer.json or the
-    folder of a corpus. A corpus in `data_dir / name` that has the same settings and sources is left unchanged; another
-    or a damaged one is replaced only with `force`. Raises ValueError for options that do not fit the corpus, and for
-    a corpus that would be replaced, before any long work where that can be known.
+    folder of a corpus; words that occur there fewer than `min_count` times become `<unk>`. A corpus in
+    `data_dir / name` that has the same settings and sources is left unchanged; another or a damaged one is replaced
+    only with `force`. Raises ValueError for options that do not fit the corpus, and for a corpus that would be
+    replaced, before any long work where that can be known.
     """
     if corpus not in CORPORA:
         raise ValueError(f"corpus={corpus!r}: expected one of {', '.join(CORPORA)}")
@@ -66,6 +68,7 @@ def prepare(
     given = None if vocabulary is None else load_tokenizer(vocabulary)
     kind = _kind(corpus, tokenizer, given)
     vocab_size = _vocab_size(kind, vocab_size, vocabulary)
+    min_count = _min_count(kind, min_count, vocabulary)
     name = _name(corpus, inputs) if name is None else name
     if not re.fullmatch(r"\w[\w.-]*", name) or name == DOWNLOADS:
         raise ValueError(f"name={name!r}: expected letters, digits, -, _ and ., and not {DOWNLOADS!r}; give a --name")
@@ -77,6 +80,8 @@ def prepare(
         settings["vocabulary"] = sha256_of(vocabulary / FILE if vocabulary.is_dir() else vocabulary)
     elif kind == "bpe":
         settings["vocab_size"] = str(vocab_size)
+    elif min_count > 1:
+        settings["min_count"] = str(min_count)
     if corpus in ("text", "speech"):
         settings["split"] = " ".join(map(str, split))
     existing = None if force else _existing(folder, settings)
@@ -96,10 +101,12 @@ def prepare(
     text = _read(corpus, inputs, data_dir / DOWNLOADS, kind, split)
     if existing is not None:
         return _kept(existing, text.sources)
-    made_by = given or _tokenizer(kind, text, vocab_size)
+    made_by = given or _tokenizer(kind, text, vocab_size, min_count)
+    rare = f"words that occur fewer than {min_count} times in train are <unk>" if min_count > 1 else ""
+    note = "; ".join(filter(None, (text.note, rare)))
     workers = workers or (1 if kind == "bytes" or sum(text.sizes.values()) < SHARED else cores())
     with _watched(text, "writing") as splits:
-        made = write_corpus(folder, name, made_by, splits, text.sources, text.note, settings, workers)
+        made = write_corpus(folder, name, made_by, splits, text.sources, note, settings, workers)
     print(f"{folder}: prepared, {_summary(made)}")
     if (warning := _difference(corpus, made.words("train"))) is not None:
         warn(warning)
@@ -135,6 +142,20 @@ def _vocab_size(kind: str, asked: int | None, vocabulary: Path | None) -> int:
     size = VOCAB_SIZE if asked is None else asked
     BPETokenizer.check_size(size)
     return size
+
+
+def _min_count(kind: str, asked: int | None, vocabulary: Path | None) -> int:
+    """Return how often a word must occur to be learnt; raise ValueError if none are learnt, or for less than 1."""
+    if vocabulary is not None and asked is not None:
+        raise ValueError(f"min_count={asked}: --vocabulary has its own words; leave out one of the two")
+    if kind != "words" and asked is not None:
+        raise ValueError(
+            f"min_count={asked}: only words are counted, and the tokenizer is {kind}: leave out --min-count, or use "
+            "words for text"
+        )
+    if asked is not None and asked < 1:
+        raise ValueError(f"min_count={asked}: expected at least 1")
+    return asked or 1
 
 
 def _name(corpus: str, paths: Sequence[Path]) -> str:
@@ -208,12 +229,12 @@ def _difference(corpus: str, words: int) -> str | None:
     return f"train has {words:,} words, {title} as published {expected:,}: not comparable with published results"
 
 
-def _tokenizer(kind: str, text: Text, vocab_size: int) -> Tokenizer:
+def _tokenizer(kind: str, text: Text, vocab_size: int, min_count: int) -> Tokenizer:
     if kind == "bytes":
         return ByteTokenizer()
     with _watched(text, "learning the vocabulary of") as splits:
         if kind == "words":
-            return WordTokenizer.train(splits["train"])
+            return WordTokenizer.train(splits["train"], min_count)
         learnt = BPETokenizer.train(splits["train"], vocab_size, every=1 + text.sizes.get("train", 0) // LEARNT)
     if learnt.vocab_size < vocab_size:  # pairs are merged even if they occur once, so this is the only reason
         warn(

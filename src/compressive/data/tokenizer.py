@@ -68,6 +68,10 @@ class Tokenizer(ABC):
     def decode(self, ids: Ids) -> bytes:
         """Return the text of tokens (n,); raise ValueError if a token is outside the vocabulary."""
 
+    def count_unknown(self, ids: Ids) -> int:
+        """Return how many of the tokens (n,) stand for text that they do not determine; 0 without an unknown token."""
+        return 0
+
     def same_as(self, other: "Tokenizer") -> bool:
         """Return whether both give every text the same tokens: they are of one kind and vocabulary."""
         return self.kind == other.kind and self._state() == other._state()
@@ -197,6 +201,10 @@ class WordTokenizer(Tokenizer):
         end = self._index[self.end]
         text = b" ".join(b"\n" if index == end else self.words[index] for index in self._checked(ids).tolist())
         return text.replace(b" \n", b"\n").replace(b"\n ", b"\n")
+
+    def count_unknown(self, ids: Ids) -> int:
+        """Return how many of the tokens (n,) are `<unk>`."""
+        return int((np.asarray(ids) == self._index[self.unknown]).sum())
 
     @staticmethod
     def last_cut(text: bytes) -> int:

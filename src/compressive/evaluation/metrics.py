@@ -1,8 +1,9 @@
 """Metrics from the nats of every token: bits per character, perplexity, word-level perplexity."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -43,13 +44,14 @@ class Metrics:
     bits_per_token: float
     perplexity: float  # e^(nats per token)
     bits_per_character: float | None  # where tokens are bytes
-    bits_per_byte: float | None  # of the text, where tokens are not bytes; whole splits only
+    bits_per_byte: float | None  # of the text, where tokens are not bytes; whole splits without <unk> only
     bits_per_sample: float | None  # where tokens are audio samples; comparable at equal bit depth, rate and gain only
     nats_per_sample: float | None
     counted_words: int | None  # whole splits only, as counted when the corpus was prepared
     words: int | None  # `counted_words`, or PG-19's official number if the split is complete
     words_are: Literal["official", "counted"] | None
-    word_perplexity: float | None  # e^(L / words), section 4.2; whole splits only
+    word_perplexity: float | None  # e^(L / words), section 4.2; whole splits without <unk> only
+    unknown_tokens: int  # <unk>, which hides text: L is then of less than the text, and not to be divided by its size
     comparable: bool | None  # with published PG-19 results; None for other corpora
     not_comparable: str | None  # why not
     buckets: tuple[Bucket, ...]  # by frequency in training, where tokens are words
@@ -72,6 +74,7 @@ def summarise(nll: Nats, corpus: "Corpus", split: Split) -> Metrics:
     counts = getattr(corpus.tokenizer, "counts", None) if kind == "words" else None
     whole = len(nll) == len(text)
     counted, size = (corpus.words(split), corpus.bytes(split)) if whole else (0, 0)
+    unknown = corpus.tokenizer.count_unknown(text[: len(nll)])
     pg19 = corpus.manifest.settings.get("corpus") == "pg19"
     lacks = _lacks(corpus, split, whole) if pg19 else None
     official = pg19 and lacks is None
@@ -87,13 +90,14 @@ def summarise(nll: Nats, corpus: "Corpus", split: Split) -> Metrics:
         bits_per_token=bits,
         perplexity=_exp(mean),
         bits_per_character=bits if kind == "bytes" else None,
-        bits_per_byte=nats / math.log(2) / size if kind != "bytes" and size and not audio else None,
+        bits_per_byte=nats / math.log(2) / size if kind != "bytes" and size and not audio and not unknown else None,
         bits_per_sample=bits if audio else None,
         nats_per_sample=mean if audio else None,
         counted_words=counted or None,
         words=words or None,
         words_are=None if not words else "official" if official else "counted",
-        word_perplexity=_exp(nats / words) if words else None,
+        word_perplexity=_exp(nats / words) if words and not unknown else None,
+        unknown_tokens=unknown,
         comparable=official if pg19 else None,
         not_comparable=lacks,
         buckets=() if counts is None else by_frequency(nll, text[: len(nll)], counts),
@@ -115,13 +119,16 @@ def _lacks(corpus: "Corpus", split: Split, whole: bool) -> str | None:
 
 def by_frequency(nll: Nats, tokens: Tokens, counts: Tokens) -> tuple[Bucket, ...]:
     """Return perplexity by training frequency of the token (Table 7); `counts` (vocab_size,) are those frequencies."""
-    seen = counts[np.asarray(tokens)]
-    found, below = [], np.inf
+    groups = [(name, nll[inside]) for name, inside in frequency_groups(tokens, counts)]
+    return tuple(Bucket(name, len(part), _exp(float(part.mean())) if len(part) else None) for name, part in groups)
+
+
+def frequency_groups(tokens: Tokens, counts: Tokens) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.bool_]]]]:
+    """Yield the name of each of `BUCKETS` and which of the tokens (n,) are in it, bool (n,)."""
+    seen, below = counts[np.asarray(tokens)], np.inf
     for name, least in BUCKETS:
-        inside = nll[(seen >= least) & (seen < below)]
-        found.append(Bucket(name, len(inside), _exp(float(inside.mean())) if len(inside) else None))
+        yield name, (seen >= least) & (seen < below)
         below = least
-    return tuple(found)
 
 
 def _exp(value: float) -> float:

@@ -11,7 +11,7 @@ from compressive.config import AnyModelConfig, EmptyMemory, ModelConfig, PerLaye
 from compressive.distributed import World
 from compressive.evaluation.dynamic import dynamic_score
 from compressive.evaluation.metrics import Metrics, Split, summarise
-from compressive.evaluation.score import require_memory, score, streams_for
+from compressive.evaluation.score import Nats, require_memory, score, streams_for
 from compressive.plotting import PALETTE, figure, headline, hover, label_ends, save, tidy
 from compressive.runs.trained import EvalConfig, Trained
 
@@ -107,8 +107,11 @@ def sweep(
     reading: Reading,
     world: World | None = None,
     progress: Callable[[EvalConfig, int, int], None] | None = None,
+    scored: Callable[[Nats], object] | None = None,
 ) -> Iterator[Result]:
     """Evaluate with each configuration in turn; `progress` is called with it, the tokens read and their total.
+
+    `scored` is called with the nats of every token, (n,), before their result is yielded.
 
     Raises ValueError, before anything is read, if the corpus does not fit the model, if the text has fewer windows than
     streams are asked for, if a memory is larger than the device's, or if dynamic evaluation is asked of several
@@ -160,6 +163,8 @@ def sweep(
             else:
                 nll = dynamic_score(model, tokens, learning_rate=reading.dynamic, clip=reading.clip, **options)
             seconds = time.monotonic() - began
+            if scored is not None:
+                scored(nll)
             yield Result(config, summarise(nll, corpus, reading.split), streams, seconds)
 
     return results()

@@ -20,7 +20,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import torch
@@ -29,7 +28,6 @@ from compressive.architectures import build_model
 from compressive.config import RunConfig, load_preset
 from compressive.data.prepare import prepare
 from compressive.data.sources import PUBLISHED
-from compressive.data.tokenizer import WordTokenizer
 from compressive.distributed import World
 from compressive.plotting import headline
 from compressive.runs.run import Run
@@ -187,12 +185,8 @@ def prepare_corpus(corpus: str, data_dir: Path) -> None:
         return
     ours = {"books": ("bytes", None), "books-words": ("words", None), "books-subwords": ("bpe", 2000)}
     if corpus in ours and BOOKS.is_dir():
-        with TemporaryDirectory() as folder:
-            vocabulary = Path(folder) if corpus == "books-words" else None
-            if vocabulary is not None:
-                train = (path.read_bytes() for path in sorted((BOOKS / "train").glob("*.txt")))
-                WordTokenizer.train(train, least=3).save(vocabulary)  # else <unk> would never be seen in training
-            prepare("text", (BOOKS,), None, data_dir, *ours[corpus], corpus, (0.9, 0.05, 0.05), vocabulary)
+        least = 3 if corpus == "books-words" else None  # else <unk> would never be seen in training
+        prepare("text", (BOOKS,), None, data_dir, *ours[corpus], corpus, (0.9, 0.05, 0.05), min_count=least)
         return
     where = "" if data_dir == Path("data") else f" --data-dir {data_dir}"
     remedy = {

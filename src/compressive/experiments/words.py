@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from compressive.analysis.against import relative_gain
 from compressive.distributed import World
 from compressive.evaluation.sweep import Reading, sweep
 from compressive.experiments.experiment import Comparison, Experiment, Measured, Row, Scale, figure_of, markdown
@@ -103,4 +104,4 @@ class Words(Experiment):
 def gains(ours: Measured, txl: Measured, bucket: str) -> list[float]:
     """Return, seed by seed, by how much the TransformerXL's perplexity is higher: 0.2 is 20 %."""
     seeds = sorted(ours.runs.keys() & txl.runs.keys())
-    return [math.exp(txl.runs[seed][bucket]["nats"] - ours.runs[seed][bucket]["nats"]) - 1 for seed in seeds]
+    return [relative_gain(ours.runs[seed][bucket]["nats"], txl.runs[seed][bucket]["nats"]) for seed in seeds]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressive.config import ModelConfig
+from compressive.config.model import check_cutoffs
 from compressive.kernels.dispatch import choose, operation
 from compressive.model.attention import upcast
 from compressive.model.mixture import LogisticMixture
@@ -50,6 +51,7 @@ class AdaptiveEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        check_cutoffs(config)
         D = config.d_model
         edges = (0, *config.adaptive_cutoffs, config.vocab_size)
         self.bands = list(pairwise(edges))

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from compressive.architectures import build_model
 from compressive.config import AnyModelConfig, LearnConfig, ModelConfig, RunConfig, TrainConfig
+from compressive.config.model import check_cutoffs
 from compressive.console import note, warn
 from compressive.data.corpus import Corpus
 from compressive.distributed import World
@@ -114,6 +115,7 @@ def fit(config: RunConfig, given: Collection[str], corpus: Corpus, device: torch
     """Return the configuration with what its corpus and device decide, and a sentence for each change.
 
     The vocabulary is the corpus's; see also `fit_device`. A field that is `given`, such as `model.vocab_size`, stays.
+    Raises ValueError for given cutoffs that are beyond the vocabulary.
     """
     model, said = config.model, []
     size = corpus.vocab_size
@@ -123,6 +125,8 @@ def fit(config: RunConfig, given: Collection[str], corpus: Corpus, device: torch
         if isinstance(model, ModelConfig) and "model.adaptive_cutoffs" not in given:
             changes["adaptive_cutoffs"] = tuple(cut for cut in model.adaptive_cutoffs if cut < size)
         model = dataclasses.replace(model, **changes)
+    if isinstance(model, ModelConfig):
+        check_cutoffs(model)
     train, changes_of_device = fit_device(config.train, given, device)
     return RunConfig(model, config.data, train), said + changes_of_device
 

@@ -96,7 +96,7 @@ class Findings:
     def numbers(self) -> dict[str, Any]:
         """The main numbers, for JSON."""
         found: dict[str, Any] = {"verdict": self.verdict, "step": self.step, "parameters": self.parameters}
-        found["test"] = dataclasses.asdict(self.test)
+        found["test"] = dataclasses.asdict(self.test) | ({} if self.lossless else {"bits": None})
         if (worth := self.memory.compressed_worth) is not None:
             found["compressed_memory_is_worth"] = dataclasses.asdict(worth)
         return found
