@@ -89,6 +89,23 @@ def test_one_evaluation_as_a_table(run, capsys):
     assert (run.folder / "evaluation" / "test-m32-first300.json").exists()
 
 
+def test_bf16_is_compared_with_fp32(run, capsys):
+    assert evaluate(run, "--precision", "bf16", "--limit", "300", "--json") == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    bits = {}
+    for precision in ("bf16", "fp32"):
+        nats = score(model_of(run), run.corpus().split("test"), limit=300, precision=precision)
+        bits[precision] = nats.mean() / math.log(2)
+    assert found["precision"] == "bf16"
+    assert found["bf16_less_fp32_bits_per_token"] == pytest.approx(bits["bf16"] - bits["fp32"], abs=1e-9)
+    assert found["bf16_less_fp32_bits_per_token"] != 0
+    assert f"bf16 {found['bf16_less_fp32_bits_per_token']:+.5f} bits per token against fp32" in captured.err
+    assert (run.folder / "evaluation" / "test-first300-bf16.json").exists()
+    assert evaluate(run, "--precision", "fp32", "--limit", "300") == 0  # what a CPU takes unless asked
+    assert (run.folder / "evaluation" / "test-first300.json").exists()
+
+
 def test_a_sweep(run, capsys):
     pytest.importorskip("matplotlib")
     words = ("--memory-size", "4,32", "--compressed-size", "0,8", "--limit", "200")

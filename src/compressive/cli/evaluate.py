@@ -62,8 +62,9 @@ class Evaluate:
     """Learning rate of dynamic evaluation."""
     device: str = "auto"
     """Device, e.g. cpu or cuda:0; auto: a GPU if there is one."""
-    precision: Precision = "fp32"
-    """Precision of matrix products: fp32, or bf16 by autocast."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of matrix products: fp32, or bf16 by autocast. auto: as in training on a GPU, else fp32. With bf16 the
+    first 100,000 tokens are scored in fp32 too, and the difference is printed."""
     json: bool = False
     """Print one JSON object instead of a table."""
     out: Path | None = None
@@ -100,7 +101,7 @@ def _evaluate(options: Evaluate, world: "World", scratch: Path) -> int:
 
     from compressive.analysis.against import gains
     from compressive.console import note, progress_bar, warn
-    from compressive.evaluation.sweep import Reading, Result, combinations, sweep
+    from compressive.evaluation.sweep import COMPARED, Reading, Result, combinations, rounding, sweep
     from compressive.plotting import require_matplotlib
     from compressive.runs.export import is_release
     from compressive.runs.run import Run
@@ -109,11 +110,12 @@ def _evaluate(options: Evaluate, world: "World", scratch: Path) -> int:
     from compressive.speech.floors import floors
 
     source = Run.open(options.run)
+    usual = source.config.train.precision if world.device.type == "cuda" else "fp32"
     reading = Reading(
         options.split if options.text is None else "test",
         options.streams,
         options.limit,
-        options.precision,
+        usual if options.precision == "auto" else options.precision,
         options.dynamic_learning_rate if options.dynamic else None,
         source.config.train.clip,
     )
@@ -123,7 +125,7 @@ def _evaluate(options: Evaluate, world: "World", scratch: Path) -> int:
         require_matplotlib()  # fail before the evaluation, not after it
     path = options.out
     if path is None and options.text is None and not is_release(source):
-        path = source.folder / "evaluation" / f"{_name(options)}.json"
+        path = source.folder / "evaluation" / f"{_name(options, usual)}.json"
     trained = Trained.load(source, options.which)
     configs = combinations(trained, options.memory_size, options.compressed_size, options.empty_memory)
     against = None if options.against is None else _run_name(options.against)
@@ -137,7 +139,7 @@ def _evaluate(options: Evaluate, world: "World", scratch: Path) -> int:
         "split": options.split if options.text is None else None,
         "checkpoint": options.which,
         "step": trained.step,
-        "precision": options.precision,
+        "precision": reading.precision,
         "device": str(world.device),
         "processes": world.size,
         "dynamic_learning_rate": reading.dynamic,
@@ -160,6 +162,8 @@ def _evaluate(options: Evaluate, world: "World", scratch: Path) -> int:
             about["against"] = {"run": against, "step": other.step, **theirs.as_dict()}
         if corpus.tokenizer.is_audio and world.is_first:
             about["floors_bits_per_sample"] = floors(corpus, options.split, options.limit)
+        if reading.precision == "bf16" and reading.dynamic is None:
+            about["bf16_less_fp32_bits_per_token"] = rounding(trained, corpus, configs[0], reading, world)
         for result in found:
             results.append(result)
             if other is not None:
@@ -178,6 +182,8 @@ def _evaluate(options: Evaluate, world: "World", scratch: Path) -> int:
         Console().print(_sweep_table(about, results) if len(results) > 1 else _table(about, results[0]))
         if theirs is not None:
             Console().print(_gains_table(about, results[0], theirs))
+    if (apart := about.get("bf16_less_fp32_bits_per_token")) is not None:
+        note(f"bf16 {apart:+.5f} bits per token against fp32, on the first {COMPARED:,} tokens or fewer")
     if len(results) > 1 and about["split"] == "test":
         note("choosing sizes on the test split overfits to it: choose them with --split valid")
     if path is None:
@@ -368,8 +374,11 @@ def _size(size: PerLayer) -> str:
     return str(size) if isinstance(size, int) else "/".join(map(str, size))
 
 
-def _name(options: Evaluate) -> str:
-    """Return the name of the result file: the split, then every option that is not the default."""
+def _name(options: Evaluate, usual: Precision) -> str:
+    """Return the name of the result file: the split, then every option that is not the default.
+
+    `usual` is the precision that is taken unless one is given.
+    """
     differs = {
         f"m{options.memory_size}": options.memory_size is not None,
         f"c{options.compressed_size}": options.compressed_size is not None,
@@ -378,7 +387,7 @@ def _name(options: Evaluate) -> str:
         f"against-{_run_name(options.against or Path())}": options.against is not None,
         f"first{options.limit}": options.limit is not None,
         f"streams{options.streams}": options.streams > 0,
-        options.precision: options.precision != "fp32",
+        options.precision: options.precision not in ("auto", usual),
         options.which: options.which != "best",
     }
     parts = [options.split, *(name for name, holds in differs.items() if holds)]

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from compressive.config import AnyModelConfig, EmptyMemory, ModelConfig, PerLayer, Precision, transformer
 from compressive.distributed import World
@@ -17,6 +17,10 @@ from compressive.runs.trained import EvalConfig, Trained
 
 if TYPE_CHECKING:
     from compressive.data.corpus import Corpus
+
+
+COMPARED = 100_000
+"""Tokens that are read in bf16 and in fp32 to compare the two."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,18 @@ def sweep(
             yield Result(config, summarise(nll, corpus, reading.split), streams, seconds)
 
     return results()
+
+
+def rounding(trained: Trained, corpus: "Corpus", config: EvalConfig, reading: Reading, world: World) -> float:
+    """Return how many bits per token bf16 costs against fp32, on the first `COMPARED` tokens of a reading."""
+    limit = min(COMPARED, reading.limit or COMPARED, len(corpus.split(reading.split)))
+    streams = min(reading.streams or streams_for(limit), max(1, limit // trained.config.window))
+    first = dataclasses.replace(reading, limit=limit, streams=streams)
+    half, full = (
+        next(sweep(trained, corpus, [config], dataclasses.replace(first, precision=precision), world)).metrics
+        for precision in get_args(Precision)[::-1]
+    )
+    return half.bits_per_token - full.bits_per_token
 
 
 def _without_loss(config: AnyModelConfig) -> AnyModelConfig:
