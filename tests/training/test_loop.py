@@ -60,17 +60,17 @@ def double():
 
 
 def muon_matrices(model):
-    """What Muon updates, written out: query, keys, values, output, positions, both of the MLP."""
+    """What Muon updates, written out: query, keys, values, output, positions, both of the MLP, the convolution."""
     layers = model.trunk.layers
     single = [w for x in layers for w in (x.attention.query, x.attention.output, x.attention.relative)]
-    single += [w for x in layers for w in (x.mlp[0], x.mlp[3])]
+    single += [w for x in layers for w in (x.mlp[0], x.mlp[3], x.compression.kernel)]
     return [(w.weight, 1) for w in single] + [(x.attention.key_value.weight, 2) for x in layers]
 
 
 def muon_update(x):
     """One matrix by the iteration that torch's Muon has, in the type of the matrix."""
     tall = x.shape[0] > x.shape[1]
-    y = (x.T if tall else x) / x.norm()
+    y = (x.T if tall else x) / x.norm().clamp(min=1e-7)  # a compressor's first gradients are 0
     for _ in range(5):
         gram = y @ y.T
         y = 3.4445 * y + (-4.7750 * gram + 2.0315 * gram @ gram) @ y
