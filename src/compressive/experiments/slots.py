@@ -109,7 +109,7 @@ class Slots(Experiment):
             axes.xaxis.set_major_formatter("{x:,.0f}")
         left.legend(fontsize=8.5, frameon=False, labelcolor=INK)
         tidy(left, "Test, every seed and the mean", "memory slots per layer", "bits per byte")
-        tidy(right, f"{OURS} less {OTHER}, 95 % interval", "memory slots per layer", "bits per byte")
+        tidy(right, "With compression less without, 95 % interval", "memory slots per layer", "bits per byte")
         better = sum(one.verdict == "lower" for _, one in compared)
         self.headline(fig, f"Half of the slots compressed: fewer bits at {better} of {len(compared)} numbers of slots.")
         save(fig, to)
