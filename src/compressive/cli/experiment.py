@@ -112,6 +112,8 @@ def _list_runs(experiments: "Sequence[Experiment]", options: "Options") -> None:
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:,.0f} s"
     minutes = seconds / 60
     if minutes < 120:
         return f"{minutes:,.0f} min"
