@@ -165,6 +165,7 @@ def test_presets_have_a_line_each_and_json(capsys):
 
 INTERRUPTED_IMPORT = """
 import builtins, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell inherit that it is ignored
 real = builtins.__import__
 def interrupt(name, *more):
     if name == {name!r}:

@@ -274,7 +274,7 @@ def test_the_command_lists_experiments_and_their_runs(tmp_path, monkeypatch, cap
     assert main(["experiment"]) == 0
     listed = capsys.readouterr().out
     for name in EXPERIMENTS:
-        assert re.search(rf"^{name}  \(.+\)\n    .+\n    tiny +\d+ runs, about \d+ min", listed, re.MULTILINE)
+        assert re.search(rf"^{name}  \(.+\)\n    .+\n    tiny +\d+ runs, about \d+ (s|min) of", listed, re.MULTILINE)
     assert main(["experiment", "enwik8", "--scale", "small", "--dry-run", "--seeds", "4"]) == 0
     listed = capsys.readouterr().out
     assert listed.count("not begun") == 3
