@@ -4,11 +4,13 @@ A trial of the plain task takes 11 to 27 steps and an episode fits into window a
 cannot differ there by reach. `agent-delays` has a corridor between the rooms: the choice then comes up to several
 memories after the object was seen. Its cores have one layer, whose reach is the formula's.
 
-`tiny` has no images: an observation is position, direction and the objects in view, so that memory alone is tested.
+`tiny`, and `agent-delays` at `small` too, have no images: an observation is position, direction and the objects in
+view, so that memory alone is tested.
 """
 
 import dataclasses
 import functools
+import math
 import statistics
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -39,13 +41,21 @@ SEED = 1_000_000
 """Seed of evaluations, far from those of training."""
 POINTS = 100
 """Most points of a training curve that are kept."""
-SPEEDS: Mapping[Scale, float] = {"tiny": 12_000.0, "small": 54_000.0, "paper": 20_000.0}
-"""Assumed agent steps per second, for estimates: `small` was measured for rooms-fast, the others were not."""
+SPEEDS: Mapping[str, Mapping[Scale, float]] = {
+    "image": {"tiny": 2_000.0, "small": 54_000.0, "paper": 20_000.0},
+    "vector": {"tiny": 20_000.0, "small": 200_000.0},
+}
+"""Assumed agent steps per second by observation, for estimates. Measured: vectors at `tiny`, images at `small`."""
 COLOURS = {
-    "none": "#8a9ba8", "lstm": "#4f7a4a", "txl": "#2f6690", "rate1": "#e9b44c", "rate2": "#dd8a3e", "rate4": "#c8553d",
-    "rate8": "#7d2a1b",
+    "none": "#8a9ba8", "lstm": "#4f7a4a", "txl": "#2f6690", "txl-recent": "#7fb2d9", "rate1": "#e9b44c",
+    "rate2": "#dd8a3e", "rate4": "#c8553d", "rate8": "#7d2a1b",
 }  # fmt: skip
 """One colour per core."""
+SHORT, OFTEN = 2, 4
+"""The shortest delays, so many, are sampled so many times as often as each of the others: they teach what to remember.
+With all delays alike nothing was learnt in 3 million steps (docs/log.md)."""
+LEARNT = 0.75
+"""Share of right choices from which on a delay counts as remembered; 0.5 is chance."""
 
 _TINY: Tables = {
     "model": {"n_layers": 1, "d_model": 64, "n_heads": 1, "d_ff": 128, "window": 16, "memory_size": 16,
@@ -54,6 +64,16 @@ _TINY: Tables = {
     "train": {"batch": 8, "steps": 1_000_000, "stagger": True, "final_learning_rate": None, "final_entropy_cost": None},
 }  # fmt: skip
 _SMALL: Tables = {"model": {}, "task": {}, "train": {"entropy_cost": 0.03, "steps": 20_000_000}}
+_DELAYED: Mapping[Scale, Tables] = {
+    "tiny": {"model": {}, "task": {"envs": 256},
+             "train": {"batch": 32, "steps": 5_000_000, "learning_rate": 1e-3, "final_learning_rate": 1e-4}},
+    "small": {"model": {"n_layers": 1, "spanning_slots": "partial"},
+              "task": {"envs": 1_024, "observation": "vector", "objects": 12},
+              "train": {"batch": 64, "steps": 30_000_000, "entropy_cost": 0.04, "discount": 0.9, "learning_rate": 1e-3,
+                        "final_learning_rate": 1e-4}},
+    "paper": {"model": {"n_layers": 1, "spanning_slots": "partial"}, "task": {}, "train": {"steps": 200_000_000}},
+}  # fmt: skip
+"""What differs with delays. Batches are larger: of a thousand steps, ten choose."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +103,8 @@ def _cost(config: AgentRun, scale: Scale) -> Cost:
         agent = Agent(config, task.observation_shape, task.n_actions)
     compressors = sum(parameter.numel() for parameter in agent.compressor_parameters())
     steps = config.train.steps
-    return Cost(sum(p.numel() for p in agent.parameters()), compressors, steps, steps, steps / SPEEDS[scale])
+    seconds = steps / SPEEDS[config.task.observation][scale]
+    return Cost(sum(p.numel() for p in agent.parameters()), compressors, steps, steps, seconds)
 
 
 class Cores(Experiment):
@@ -95,16 +116,18 @@ class Cores(Experiment):
     def base(self, scale: Scale) -> AgentRun:
         """Return the agent that all rows are changes of."""
 
+    def row(self, scale: Scale, name: str, title: str, core: str = "compressive", **model: Any) -> AgentRow:
+        """Return the row of one core."""
+        base = self.base(scale)
+        changed = dataclasses.replace(base.model, **model)
+        agent = dataclasses.replace(base.agent, core=core)  # type: ignore[arg-type]
+        return AgentRow(f"{self.name}-{name}", title, dataclasses.replace(base, model=changed, agent=agent))
+
     def rows(self, scale: Scale) -> Sequence[AgentRow]:
         """Return the cores, those that the claim compares first."""
         base = self.base(scale)
         slots = base.model.memory_sizes[0] + base.model.compressed_sizes[0]
-
-        def row(name: str, title: str, core: str = "compressive", **model: Any) -> AgentRow:
-            changed = dataclasses.replace(base.model, **model)
-            agent = dataclasses.replace(base.agent, core=core)  # type: ignore[arg-type]
-            return AgentRow(f"{self.name}-{name}", title, dataclasses.replace(base, model=changed, agent=agent))
-
+        row = functools.partial(self.row, scale)
         rates = {rate: row(f"rate{rate}", f"rate {rate}", compression_rate=rate) for rate in RATES}
         return [
             rates[4],
@@ -200,19 +223,20 @@ class Delays(Cores):
 
     def base(self, scale: Scale) -> AgentRun:
         """Return an agent with a core of one layer and delays within and beyond every reach."""
-        one_layer = {"model": {"n_layers": 1, "spanning_slots": "partial"}}
-        if scale == "tiny":
-            config = configured("rooms-tiny", _TINY)
-        else:
-            config = configured("rooms-fast", {**_SMALL, **one_layer})
-            longer = {"small": 40_000_000, "paper": 200_000_000}[scale]
-            config = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=longer))
-        return dataclasses.replace(config, task=dataclasses.replace(config.task, delays=delays(config)))
+        config = configured("rooms-tiny", _TINY) if scale == "tiny" else configured("rooms-fast", _SMALL)
+        config = changed(config, _DELAYED[scale])
+        lengths = delays(config)
+        mixed = lengths[:SHORT] * OFTEN + lengths[SHORT:]
+        return dataclasses.replace(config, task=dataclasses.replace(config.task, delays=mixed))
+
+    def rows(self, scale: Scale) -> Sequence[AgentRow]:
+        """Return the cores, and a TransformerXL that has recent memory alone, without more slots in its place."""
+        return [*super().rows(scale), self.row(scale, "txl-recent", "TransformerXL, half the slots", "txl")]
 
     def measure(self, run: AgentFolder, scale: Scale) -> dict[str, Any]:  # type: ignore[override]
         """Evaluate the agent at every delay."""
         device, found = pick_device(run.config.train.device), []
-        for delay in run.config.task.delays:
+        for delay in _lengths(run.config):
             loaded = load_policy(str(run.folder), ENVS, SEED, device, delays=(delay,))
             evaluation = evaluate(loaded.task, loaded.policy, EPISODES[scale], SEED).as_dict()
             found.append({"delay": delay, **evaluation})
@@ -221,23 +245,35 @@ class Delays(Cores):
                 "delays": found}  # fmt: skip
 
     def table(self, rows: Sequence[Measured]) -> str:
-        """Return right choices by delay, beside the formula."""
-        lengths = rows[0].row.config.task.delays  # type: ignore[attr-defined]
+        """Return right choices by delay, the longest that is remembered, and the formula."""
+        lengths = _lengths(rows[0].row.config)  # type: ignore[arg-type]
         lines = []
         for row in rows:
             reach = _reach(row.row.config)  # type: ignore[arg-type]
             lines.append([
-                row.row.title, "–" if reach is None else f"{reach:,}", figure_of(row.values("mean_accuracy"), 2),
-                *(figure_of(_shares(row, i), 2) for i in range(len(lengths))),
+                row.row.title, "–" if reach is None else f"{reach:,}", _remembered(row),
+                *(figure_of(_shares(row, length), 2) for length in lengths),
             ])  # fmt: skip
-        return markdown(["core", "formula", "mean", *(f"delay {length}" for length in lengths)], lines)
+        return markdown(["core", "formula", "remembered", *(f"delay {length}" for length in lengths)], lines)
 
     def verdicts(self, rows: Sequence[Measured]) -> Sequence[str]:
-        """Compare every core with TransformerXL, by the mean over delays of right choices."""
-        shares = [row.values("mean_accuracy") for row in rows]
+        """Compare right choices within the formula's reach with those beyond it, then every core with TransformerXL."""
+        within = []
+        for row in rows:
+            reach, lengths = _reach(row.row.config), _lengths(row.row.config)  # type: ignore[arg-type]
+            near, far = ([n for n in lengths if (n < (reach or 0)) == inside] for inside in (True, False))
+            if not near or not far:
+                continue
+            shares = [_mean_shares(row, some) for some in (near, far)]
+            within.append(
+                Comparison.paired(*shares).sentence(
+                    f"{row.row.title}, delays of up to {near[-1]}", f"delays from {far[0]}", "of right choices", 3
+                )
+            )
+        means = [row.values("mean_accuracy") for row in rows]
         (txl,) = (row for row in rows if row.row.title == "TransformerXL")
-        return [
-            Comparison.of(row.values("mean_accuracy"), txl.values("mean_accuracy"), *shares).sentence(
+        return within + [
+            Comparison.of(row.values("mean_accuracy"), txl.values("mean_accuracy"), *means).sentence(
                 row.row.title, txl.row.title, "of right choices", 3
             )
             for row in rows
@@ -245,20 +281,28 @@ class Delays(Cores):
         ]
 
     def plot(self, rows: Sequence[Measured], to: Path) -> None:
-        """Plot right choices over the delay, the mean of the seeds."""
-        fig = figure(8, 4.4)
+        """Plot right choices over the delay, the mean of the seeds and their range, with the reach of each core."""
+        fig = figure(9, 4.8)
         axes, ends = fig.subplots(), []
         for row in rows:
-            lengths = row.row.config.task.delays  # type: ignore[attr-defined]
-            points = [(n, statistics.mean(shares)) for i, n in enumerate(lengths) if (shares := _shares(row, i))]
-            if points:
-                axes.plot(*zip(*points, strict=True), color=self._colour(row.row), marker="o", markersize=3)
-                ends.append((points[-1][1], row.row.title, self._colour(row.row)))
-        tidy(axes, "", "steps in the corridor between the rooms", "share of right choices")
+            lengths, colour = _lengths(row.row.config), self._colour(row.row)  # type: ignore[arg-type]
+            if not row.runs:
+                continue
+            at = range(len(lengths))
+            shares = [_shares(row, length) or [math.nan] for length in lengths]
+            axes.plot(at, list(map(statistics.mean, shares)), color=colour, marker="o", markersize=3)
+            axes.fill_between(at, list(map(min, shares)), list(map(max, shares)), color=colour, alpha=0.12, linewidth=0)
+            ends.append((statistics.mean(shares[-1]), row.row.title, colour))
+            reach = _reach(row.row.config)  # type: ignore[arg-type]
+            if reach is not None:
+                axes.axvline(sum(n < reach for n in lengths) - 0.5, color=colour, linewidth=0.8, linestyle=(0, (2, 3)))
+        axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
+        tidy(axes, "", "steps in the corridor between the rooms; dotted: the reach n_m + c·n_cm of each core",
+             "share of right choices")  # fmt: skip
         axes.set_ylim(0.3, 1.02)
         bound(axes, 0.5, "chance")
         label_ends(axes, ends)
-        self.headline(fig, " ".join(self.verdicts(rows)[:2]))
+        self.headline(fig, " ".join(self.verdicts(rows)[:1]))
         save(fig, to)
 
 
@@ -267,9 +311,13 @@ OTHERS = {"random": "random policy", "oracle": "oracle"}
 
 def configured(preset: str, tables: Tables) -> AgentRun:
     """Return an agent's preset with some values replaced."""
-    found = AgentRun.from_preset(preset)
-    changed = {name: dataclasses.replace(getattr(found, name), **values) for name, values in tables.items()}
-    return dataclasses.replace(found, **changed)
+    return changed(AgentRun.from_preset(preset), tables)
+
+
+def changed(config: AgentRun, tables: Tables) -> AgentRun:
+    """Return a run with some values replaced."""
+    sections = {name: dataclasses.replace(getattr(config, name), **values) for name, values in tables.items()}
+    return dataclasses.replace(config, **sections)
 
 
 def delays(config: AgentRun) -> tuple[int, ...]:
@@ -284,9 +332,35 @@ def _reach(config: AgentRun) -> int | None:
     return config.memory.temporal_range if config.agent.core in ("compressive", "txl") else None
 
 
-def _shares(row: Measured, place: int) -> list[float]:
-    found = (delays[place]["choice_accuracy"] for delays in row.values("delays"))
+def _lengths(config: AgentRun) -> list[int]:
+    """Return the delays, each once."""
+    return sorted(set(config.task.delays))
+
+
+def _shares(row: Measured, delay: int) -> list[float]:
+    """Return the share of right choices of every seed at one delay."""
+    found = (one["choice_accuracy"] for delays in row.values("delays") for one in delays if one["delay"] == delay)
     return [share for share in found if share is not None]
+
+
+def _mean_shares(row: Measured, lengths: Sequence[int]) -> list[float]:
+    """Return the mean share of right choices over some delays, of every seed; chance where no choice was made."""
+    means = []
+    for delays in row.values("delays"):
+        shares = [one["choice_accuracy"] for one in delays if one["delay"] in lengths]
+        means.append(statistics.mean(0.5 if share is None else share for share in shares))
+    return means
+
+
+def _remembered(row: Measured) -> str:
+    """Write the longest delay up to which the mean of the seeds is learnt; a dash for none."""
+    longest = "–"
+    for length in _lengths(row.row.config):  # type: ignore[arg-type]
+        shares = _shares(row, length)
+        if not shares or statistics.mean(shares) < LEARNT:
+            break
+        longest = f"{length:,}"
+    return longest
 
 
 def _scores(row: Measured, who: str) -> list[str]:
