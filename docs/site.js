@@ -1,3 +1,24 @@
+/* A number and its unit stay on one line, and so does a range such as (1.31 to 1.33). */
+const whole = (text) => {
+  const span = document.createElement("span");
+  span.className = "whole";
+  span.textContent = text;
+  return span;
+};
+for (const cell of document.querySelectorAll(".md-typeset td")) {
+  if (cell.textContent.length <= 12) {
+    cell.classList.add("whole");
+    continue;
+  }
+  for (const text of [...cell.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE)) {
+    const pieces = text.data.split(/(\([^()]{1,10} to [^()]{1,10}\)(?: %)?)/);
+    if (pieces.length > 1) text.replaceWith(...pieces.map((part, i) => (i % 2 ? whole(part) : part)));
+  }
+}
+for (const table of document.querySelectorAll(".md-typeset table")) {
+  if (table.rows[0].cells.length >= 7) table.dataset.columns = "many";
+}
+
 /* Short names, and options such as --help, are not broken after hyphens. In tables long names may be broken at joints. */
 for (const code of document.querySelectorAll(".md-typeset code")) {
   const inBlock = code.closest("pre") !== null;
@@ -15,10 +36,7 @@ for (const code of document.querySelectorAll(".md-typeset code")) {
         const joints = inTable ? part.split(/(?<=[/._])(?!py\b|toml\b)(?=\w)/) : [part];
         return joints.flatMap((name, j) => (j ? [document.createElement("wbr"), name] : [name]));
       }
-      const option = document.createElement("span");
-      option.className = "whole";
-      option.textContent = part;
-      return [option];
+      return [whole(part)];
     });
     if (pieces.length > 1) text.replaceWith(...pieces);
   }
