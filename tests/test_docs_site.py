@@ -159,12 +159,14 @@ def test_links_are_turned_pictures_link_to_themselves_and_a_link_without_a_targe
     page = tmp_path / "docs" / "a.md"
     (tmp_path / "docs" / "b.md").write_text("# Page B\n", "utf-8")
     links = "[there](../data.json), [a page](../CHANGELOG.md#a-page), [far](https://example.org), [b.md](b.md#page-b)\n"
+    (tmp_path / "CONTRIBUTING.md").write_text("# A page\n\n[docs/b.md](docs/b.md)\n", "utf-8")
     page.write_text(links, "utf-8")
     (tmp_path / "data.json").write_text("{}", "utf-8")
     module.stage(tmp_path, tmp_path / "out")
     text = (tmp_path / "out" / "a.md").read_text("utf-8")
     far = "[far](https://example.org)"
     assert text == f"[there](files/data.json), [a page](changelog.md#a-page), {far}, [Page B](b.md#page-b)\n"
+    assert (tmp_path / "out" / "contributing.md").read_text("utf-8") == "# A page\n\n[Page B](b.md)\n"
     assert (tmp_path / "out" / "files" / "data.json").read_text("utf-8") == "{}"
     page.write_text("Some text\n\n![a picture](../picture.png)\n\nand ![inline](../picture.png)\n", "utf-8")
     (tmp_path / "picture.png").write_bytes(b"")
