@@ -2,10 +2,12 @@
 
 import importlib
 import json
+import pickle
 import re
 import runpy
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -102,24 +104,48 @@ def test_the_python_of_every_page_is_run_by_a_test():
         assert Path(page).name in test, page
 
 
-@pytest.mark.slow
-def test_the_examples_of_words_md_run(tmp_path, monkeypatch, capsys):
-    """One after the other, on tiny books, with small models and two steps of training."""
-    monkeypatch.chdir(tmp_path)
+def write_books(folder: Path) -> None:
+    """Write tiny books, with more words than the pages' cutoffs, each three times."""
     for name, length in (("train", 9_000), ("valid", 3_000), ("test", 1_000)):
-        (tmp_path / "books" / name).mkdir(parents=True)
-        (tmp_path / "books" / name / "1.txt").write_bytes(text(length, len(name)))
-    many = " ".join(f"word{i % 4_500}" for i in range(3 * 4_500))  # more than the page's cutoffs, each three times
-    (tmp_path / "books" / "train" / "2.txt").write_text(many)
+        (folder / name).mkdir(parents=True)
+        (folder / name / "1.txt").write_bytes(text(length, len(name)))
+    many = " ".join(f"word{i % 4_500}" for i in range(3 * 4_500))
+    (folder / "train" / "2.txt").write_text(many)
+
+
+def run_shell(blocks: list[str]) -> None:
+    """Run the commands of shell blocks, one after the other, with small models and two steps of training."""
     small = ["--model.n-layers", "1", "--model.d-model", "32", "--model.n-heads", "2", "--model.d-ff", "32"]
     small += ["--train.steps", "2", "--train.eval-every", "0", "--train.sample-every", "0", "--quiet"]
-    for block in re.findall(r"```sh\n(.*?)```", PAGES["docs/words.md"], re.DOTALL):
-        for line in block.splitlines():
-            _, *words = shlex.split(line)
-            assert main([*words, *small] if words[0] == "train" else words) == 0, line
+    for line in "".join(blocks).splitlines():
+        _, *words = shlex.split(line)
+        assert main([*words, *small] if words[0] == "train" else words) == 0, line
+
+
+@pytest.mark.slow
+def test_the_examples_of_words_md_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_books(tmp_path / "books")
+    run_shell(re.findall(r"```sh\n(.*?)```", PAGES["docs/words.md"], re.DOTALL))
     printed = capsys.readouterr().out
     for shown in ("word perplexity", "bits per byte", "in training 100-1K times", "model.compressed_size"):
         assert shown in printed
+
+
+@pytest.mark.slow
+def test_the_quickstart_by_hand_and_the_examples_of_own_text_md_run(tmp_path, monkeypatch, capsys):
+    """Those of own-text.md start from the quickstart's weights."""
+    monkeypatch.chdir(tmp_path)
+    write_books(tmp_path / "books")
+    (tmp_path / "my-folder").mkdir()
+    (tmp_path / "my-folder" / "notes.txt").write_text("\n".join(f"word{i * i} word{i}" for i in range(12_000)))
+    blocks = re.findall(r"```sh\n(compressive data prepare text books .*?)```", PAGES["docs/index.md"], re.DOTALL)
+    assert len(blocks) == 1
+    run_shell(blocks + re.findall(r"```sh\n(.*?)```", PAGES["docs/own-text.md"], re.DOTALL))
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"quickstart", "mine", "mine-bpe", "tuned"}
+    assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
+    assert json.loads((tmp_path / "runs" / "tuned" / "origin.json").read_text())["source"] == "runs/quickstart"
+    assert "bits per character" in capsys.readouterr().out
 
 
 def test_the_counts_of_words_md_are_those_of_the_books():
@@ -243,6 +269,70 @@ def test_scripts_targets_test_files_and_extras_of_shell_blocks_exist():
             assert set(listed.split(",")) <= set(extras), f"{name}: [{listed}]"
 
 
+def test_code_blocks_are_of_languages_that_a_test_checks_and_begin_their_line():
+    """What these tests look for: an indented block, or one in another language, would go unchecked."""
+    for name, page in PAGES.items():
+        for indent, language in re.findall(r"^( *)```(\w*)$", page, re.MULTILINE):
+            assert language in ("", "sh", "console", "python", "bibtex"), f"{name}: {language}"
+            assert not indent, f"{name}: an indented block"
+
+
+CHECKED = (
+    r"(\$ )?(torchrun .* -m )?compressive ",  # parsed, above
+    r"make [\w-]+( +#|$)",
+    r"(python|pytest) (\w|tests/)[\w/]*\.py|pytest tests/",
+    r"(\.venv/bin/)?pip install (-c constraints\.txt )?-e ",
+    r"python3 -m venv \.venv$",
+    r"ruff check \.$|ruff format --check \.$|mypy --cache-dir |pytest -q -n auto ",  # as in make
+    r"TASKS=\$\(python -c |lm_eval ",  # test_the_shell_of_lm_eval_md_finds_its_task
+    r"python -c \"import pickle; ",  # test_the_vocabulary_that_transformer_xl_md_writes_is_that_of_the_pickle
+    r" +#",  # a comment that goes on
+)
+"""The lines of shell blocks that the tests of this file check."""
+
+
+def test_every_line_of_a_shell_block_is_checked():
+    for name, page in PAGES.items():
+        for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                assert any(re.match(kind, line) for kind in CHECKED), f"{name}: {line}"
+
+
+def test_the_options_of_scripts_exist():
+    """In shell blocks and in prose: each option of `python SCRIPT.py --option` is in the script."""
+    found = 0
+    for name, page in PAGES.items():
+        for script, rest in re.findall(r"python ((?:benchmarks|experiments|tools)/\w+\.py)([^`#\n]*)", page):
+            source = (ROOT / script).read_text("utf-8")
+            for option in re.findall(r"--[\w-]+", rest):
+                assert f'"{option}"' in source, f"{name}: {script} {option}"
+                found += 1
+    assert found >= 20
+
+
+def test_the_vocabulary_that_transformer_xl_md_writes_is_that_of_the_pickle(tmp_path):
+    (line,) = re.findall(r"^python (-c .*)$", PAGES["docs/transformer-xl.md"], re.MULTILINE)
+    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": ["<eos>", "<unk>", "the"]}))
+    subprocess.run(f"{shlex.quote(sys.executable)} {line}", shell=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "vocab.txt").read_text().split("\n") == ["<eos>", "<unk>", "the", ""]
+
+
+def test_the_shell_of_lm_eval_md_finds_its_task(capsys):
+    pytest.importorskip("lm_eval")
+    page = PAGES["docs/lm-eval.md"]
+    (code,) = re.findall(r'^TASKS=\$\(python -c "(.*)"\)$', page, re.MULTILINE)
+    exec(code, {})
+    (task,) = re.findall(r"^lm_eval .* --tasks \$TASKS/(\S+) ", page, re.MULTILINE)
+    assert (Path(capsys.readouterr().out.strip()) / task).is_file()
+
+
+def test_the_extras_that_index_md_lists_are_all_there_are():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    (table,) = re.findall(r"^\| extra \|.*\n((?:\|.*\n)+)", PAGES["docs/index.md"], re.MULTILINE)
+    listed = [name for row in table.splitlines()[1:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
+    assert sorted(listed) == sorted(extras)
+
+
 # Links and named places
 
 
@@ -350,6 +440,9 @@ def test_the_quickstart_s_figures_are_those_of_its_results():
         in README
     )
     assert f"{new['make_quickstart_seconds'] // 60:.0f} min {new['make_quickstart_seconds'] % 60:.0f} s" in README
+    index = " ".join(PAGES["docs/index.md"].split())
+    assert f"three seeds gave {seeds[0]}, {seeds[1]} and {seeds[2]} (" in index
+    assert f"Expect about {spread['test_bits']['mean']:.1f} bits per character" in index
 
 
 def evaluated(found: dict, who: str) -> str:
@@ -461,6 +554,10 @@ def test_the_figures_of_speech_are_those_of_its_results():
         assert f"{label} {bits}" in README
         assert table_row(PAGES["docs/results.md"], label, having="paper's order")[1].rstrip("| ") == bits
         assert table_row(PAGES["docs/speech.md"], label, having="test, bits")[1] == bits
+    speed = results("experiments/speech/2026-11-16-h200")["plan"]["samples_per_second"]
+    ours, txl = (f"{speed[key]:,.0f}" for key in ("compressive", "transformer-xl"))
+    shown = f"at {ours} samples per second with compressed memory and at {txl} without"
+    assert shown in " ".join(PAGES["docs/choosing.md"].split())
 
 
 def test_the_comparison_on_enwik8_is_that_of_its_results():
@@ -560,6 +657,11 @@ def test_the_tables_of_choosing_are_those_of_their_results():
         assert shown == [over_seeds(reaches[rate], 1), over_seeds(kept[rate], 3)]
     assert table_row(page, "TransformerXL", having="should reach")[2] == over_seeds(reaches["TransformerXL"], 1)
     assert f"reaches {over_seeds(reaches['TransformerXL, 2 layers'], 1)} bytes there" in page
+    prose = " ".join(page.split())
+    assert f"it read {over_seeds(reaches['rate 8'], 0)} bytes before, a TransformerXL" in prose
+    assert f"only up to {over_seeds(reaches['TransformerXL'], 0)} bytes" in prose
+    apart = " and ".join(f"{reach:.1f}" for reach in sorted(reaches["rate 8, most-used"]))
+    assert f"between its two seeds ({apart})" in prose
 
     tested: dict[str, list[float]] = {}
     for row in results("experiments/compression-functions/tiny")["rows"]:

@@ -21,7 +21,7 @@ ADDED = ("site.css", "site.js")
 """What the site adds to the theme."""
 _LINK = re.compile(r"""(\]\(|<img src=")([^)#\s"]+)(#[^)\s"]*)?([)"])""")
 _ADDRESS = re.compile(r"^[a-z]+:")
-_LABEL = re.compile(r"\[[\w-]+\.md\](?=\(([\w-]+\.md)[)#])")
+_LABEL = re.compile(r"\[(?:docs/)?[\w-]+\.md\](?=\(([\w-]+\.md)[)#])")
 _PICTURE = re.compile(r"^( *)(!\[[^\]]*\]\((\S+)\))$", re.MULTILINE)
 
 

@@ -90,10 +90,10 @@ class TextModel:
     """A trained model with its tokeniser and configuration, ready to continue and to score text.
 
     Attributes:
-        model: the `CompressiveLM`, in evaluation mode.
-        tokenizer: turns bytes into tokens and back.
-        config: the `RunConfig` that it was trained with; `model.config` has the memory sizes in use.
-        step: training steps of the weights.
+        model (CompressiveLM): the model, in evaluation mode.
+        tokenizer (Tokenizer): turns bytes into tokens and back.
+        config (RunConfig): what it was trained with; `model.config` has the memory sizes in use.
+        step (int): training steps of the weights.
 
     """
 

@@ -28,7 +28,7 @@ def test_every_field_is_explained(kind):
 
 def test_a_comment_and_a_string_are_read_and_what_has_neither_is_left_out():
     assert "vocab_size (int): Vocabulary size; 256 for bytes." in (ModelConfig.__doc__ or "")
-    assert "nll (Tensor | None): (B, T), -log p of each target in nats" in (LMOutput.__doc__ or "")
+    assert "nll (Tensor | None): -log p of each target in nats, (B, T)" in (LMOutput.__doc__ or "")
 
     @documented
     class Local:

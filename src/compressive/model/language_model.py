@@ -23,11 +23,16 @@ IGNORED = -100
 class LMOutput:
     """What one window of tokens gives."""
 
-    logits: Tensor | None  # (B, T, V), when no targets were given
-    nll: Tensor | None  # (B, T), -log p of each target in nats, when they were; 0 for targets of -100
-    memory: Memory  # to be passed on with the next window
-    compression_loss: Tensor  # (), the sum over layers; 0 where there is none
-    compression_losses: Tensor  # (n_layers,)
+    logits: Tensor | None
+    """Scores of all tokens, (B, T, V); None if targets were given."""
+    nll: Tensor | None
+    """-log p of each target in nats, (B, T), 0 for targets of -100; None if no targets were given."""
+    memory: Memory
+    """Memory to pass on with the next window."""
+    compression_loss: Tensor
+    """Sum over layers, (); 0 where there is none."""
+    compression_losses: Tensor
+    """The same by layer, (n_layers,)."""
 
 
 class Head(Protocol):

@@ -37,10 +37,14 @@ from compressive.model.reconstruction import Decoder, attention_loss
 class TrunkOutput:
     """What one window gives."""
 
-    hidden: Tensor  # (B, T, D)
-    memory: Memory  # to be passed on with the next window
-    compression_loss: Tensor  # (), the sum over layers
-    compression_losses: Tensor  # (n_layers,)
+    hidden: Tensor
+    """Activations after the last layer, (B, T, D)."""
+    memory: Memory
+    """Memory to pass on with the next window."""
+    compression_loss: Tensor
+    """Sum over layers, ()."""
+    compression_losses: Tensor
+    """The same by layer, (n_layers,)."""
 
 
 class Remembered(NamedTuple):
