@@ -34,7 +34,7 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):
 
 def test_a_graph_is_captured_beside_other_threads_and_without_collecting_garbage(monkeypatch):
     """The thread that writes a checkpoint synchronises a stream, which a capture of all threads would not survive."""
-    seen = {}
+    seen: dict[str, object] = {}
 
     @contextlib.contextmanager
     def capturing(graph, **options):
