@@ -8,12 +8,13 @@
 Reports times of the forward pass and of forward and backward, and errors against plain torch in float32, which dropout
 has none of: masks differ. On a GPU
 times are sums of kernel times from the profiler: launched one by one, kernels this short would measure the host.
+Results are written after each form and each tile; one that fails holds its error.
 """
 
 import argparse
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from multiprocessing import get_context
@@ -23,9 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from compressive.bench import kernel_times, median_seconds
+from compressive.bench import Row, kernel_times, median_seconds, row_or_error
 from compressive.kernels import relative_attention as kernels
 from compressive.model.attention import heads_of, relative_attention
+from compressive.runtime import write_atomically
 
 reference_attention = inspect.unwrap(relative_attention)  # without the dispatcher, which would choose the kernels
 
@@ -61,16 +63,23 @@ def main() -> None:
     }  # fmt: skip
     if device.type == "cuda":
         forms["reference_compiled"] = torch.compile(case.reference)
+
+    def keep(**found: object) -> None:
+        results.update(found)
+        if options.results:
+            write_atomically(options.results, json.dumps(results, indent=1) + "\n")
+
     for name, form in forms.items():
-        results[name] = timed(form, case.leaves, options.repeats, device)
+        keep(**{name: timed(form, case.leaves, options.repeats, device)})
         print(name, results[name], flush=True)
     if not options.dropout:
-        results["fused_errors"] = case.errors()
+        keep(fused_errors=row_or_error(case.errors))
         print("errors of fused", results["fused_errors"], flush=True)
     if options.tune:
-        results["tiles"] = tune(options.size, options.dropout, case, options.repeats, options.jobs)
-    if options.results:
-        options.results.write_text(json.dumps(results, indent=1) + "\n")
+        rows: list[dict[str, object]] = []
+        for row in tune(options.size, options.dropout, case, options.repeats, options.jobs):
+            rows.append(row)
+            keep(tiles=rows)
 
 
 TILES: dict[str, list[kernels.Tile]] = {  # tried by --tune
@@ -88,17 +97,15 @@ TILES: dict[str, list[kernels.Tile]] = {  # tried by --tune
 }  # fmt: skip
 
 
-def tune(size: str, dropout: float, case: "Case", repeats: int, jobs: int) -> list[dict[str, object]]:
-    """Times with each other tile of each kernel, all other kernels with their own."""
+def tune(size: str, dropout: float, case: "Case", repeats: int, jobs: int) -> Iterator[dict[str, object]]:
+    """Yield times with each other tile of each kernel, all other kernels with their own."""
     tries = [(kernel, tile) for kernel, tiles in TILES.items() for tile in tiles]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:  # fills the cache of compiled kernels
         list(pool.map(compile_with_tile, repeat(size), repeat(dropout), *zip(*tries, strict=True)))
-    rows = []
     for kernel, tile in tries:
         row: dict[str, object] = {"kernel": kernel, "tile": tile, "times": timed_with_tile(case, kernel, tile, repeats)}
-        rows.append(row)
         print(*row.values(), flush=True)
-    return rows
+        yield row
 
 
 def compile_with_tile(size: str, dropout: float, kernel: str, tile: kernels.Tile) -> None:
@@ -154,7 +161,7 @@ class Case:
         q, kv, *_ = self.operands()
         return F.scaled_dot_product_attention(q, *heads_of(kv), dropout_p=self.dropout)
 
-    def errors(self) -> dict[str, float]:
+    def errors(self) -> Row:
         """Largest error of the kernels against float32, relative to the largest value, of the output and gradients."""
         d_out = torch.randn_like(self.flash())
         exact = self.reference(torch.float32)

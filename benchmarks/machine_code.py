@@ -5,7 +5,8 @@
 
 Prints, for each variant of a kernel: registers of a thread, instructions that spill registers, bytes of shared memory,
 instructions, and those of its innermost loops. Two versions of a kernel that have the same `ptx`, a hash
-of the PTX without names and line numbers, are the same machine code. TRITON_INTERPRET must not be set.
+of the PTX without names and line numbers, are the same machine code. Fails if a kernel has `hazards`, which depend on
+the version of Triton and its ptxas: install the one that the GPU's machine has. TRITON_INTERPRET must not be set.
 """
 
 import argparse
@@ -123,9 +124,11 @@ def compile_kernel(
     values = {(names.index(name),): value for name, value in constants.items()}
     found = triton.compile(ASTSource(kernel, signature, values, aligned), target=HOPPER, options=launch)
     assert found.metadata.shared <= SHARED_MEMORY, (kernel, found.metadata.shared)
+    code = inspect(found.asm["cubin"])
+    assert code["hazards"] == 0, (kernel, constants, code["hazards"])
     return {
         "kernel": kernel.__name__, "constants": constants, "launch": launch, "shared": found.metadata.shared,
-        **inspect(found.asm["cubin"]), "ptx": ptx_hash(found.asm["ptx"]),
+        **code, "ptx": ptx_hash(found.asm["ptx"]),
     }  # fmt: skip
 
 
@@ -160,7 +163,62 @@ def inspect(cubin: bytes) -> Row:
         "spills_in_loops": [sum(begin < spill <= end for spill in spills) for begin, end in sorted(set(inner))],
         "instructions": count,
         "loops": [end - begin for begin, end in sorted(set(inner))],
+        "hazards": hazards(code),
     }
+
+
+def hazards(code: str) -> int:
+    """How many instructions overwrite registers that an asynchronous product (HGMMA) may still read.
+
+    A product reads its first factor, if that is in registers, until WARPGROUP.DEPBAR has waited for its group; `gsb0`
+    ends a group. ptxas before 13.3 may use the registers before that (triton-lang/triton#9433).
+    """
+    instructions, labels = list[tuple[str, str, str]](), dict[str, int]()  # predicate, operator, operands
+    for line in code.splitlines():
+        if label := re.match(r"\s*(\.L\w+):", line):
+            labels[label[1]] = len(instructions)
+        elif found := re.match(r"\s*/\*[0-9a-f]+\*/\s+(@\S+)?\s*([A-Z]\S*)\s*(.*?);", line):
+            instructions.append((found[1] or "", found[2], found[3]))
+
+    def following(i: int) -> list[int]:
+        predicate, operator, operands = instructions[i]
+        ends = operator in ("EXIT", "BRA") and not predicate and not re.match(r"!?U?P", operands)
+        target = re.search(r"`\((\.L\w+)\)", operands) if operator == "BRA" else None
+        return [i + 1] * (not ends and i + 1 < len(instructions)) + ([labels[target[1]]] if target else [])
+
+    overwriting = set()
+    for i, (_, operator, operands) in enumerate(instructions):
+        factor = re.match(r"[^,]+, R(\d+),", operands) if operator.startswith("HGMMA") else None
+        if factor is None:
+            continue
+        reads = set(range(int(factor[1]), int(factor[1]) + 4))
+        paths, seen = [(i, -1)], set[tuple[int, int]]()  # instruction, and groups that ended after this one did
+        while paths:
+            j, ended = paths.pop()
+            if instructions[j][1].startswith("HGMMA") and "gsb0" in instructions[j][2]:
+                ended = min(ended + 1, 8)  # no wait leaves so many groups
+            for k in following(j):
+                wait = re.match(r"gsb0, (0x\w+)", instructions[k][2]) if "DEPBAR" in instructions[k][1] else None
+                if (k, ended) in seen or (wait and int(wait[1], 16) <= ended):
+                    continue
+                seen.add((k, ended))
+                paths.append((k, ended))
+                if reads & written(*instructions[k][1:]):
+                    overwriting.add(k)
+    return len(overwriting)
+
+
+def written(operator: str, operands: str) -> set[int]:
+    """The registers that an instruction writes."""
+    first = re.match(r"R(\d+)\b", operands)
+    if first is None:
+        return set()
+    count = 2 if ".64" in operator or "WIDE" in operator else 4 if ".128" in operator else 1
+    if operator.startswith("HGMMA"):
+        count = int(operator.split("x")[1]) // 2
+    elif operator.startswith("LDSM") and operator[-1].isdigit():
+        count = int(operator[-1])
+    return set(range(int(first[1]), int(first[1]) + count))
 
 
 def run_tool(name: str, *words: str) -> str:

@@ -7,7 +7,8 @@
 The other implementations come from PyPI: `pip install -e '.[peers]'`, or with --no-deps into a folder on
 PYTHONPATH. They are called as their documentation says, with the same optimiser and clipping as ours, on random
 tokens, from full memories, in bf16 on a GPU and fp32 on a CPU. Each row is measured in its own process, `--rounds`
-times in rotation; figures are medians. A row that fails holds its error message.
+times in rotation; figures are medians. A row that fails holds its error message. Results are written after each
+measurement.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -97,13 +98,15 @@ def main() -> None:
     names = options.rows.split(",")
     if unknown := set(names) - set(ROWS):
         parser.error(f"no row {', '.join(sorted(unknown))}; choose from {', '.join(ROWS)}")
-    rows = side_by_side(names, options.size, batch, options.steps, options.rounds)
+    what = f"Compressive Transformers side by side, {options.size}; on a CPU memory is that of the process"
+    rows: list[Row] = []
+    for rows in side_by_side(names, options.size, batch, options.steps, options.rounds):
+        if options.results:
+            ratios = against_peers(rows)
+            bench.write_results(options.results, what, " ".join(["python", *sys.argv]), rows, ours_to_best_peer=ratios)
     bench.print_table(rows, f"side by side, {options.size}")
-    for key, ratio in (ratios := against_peers(rows)).items():
+    for key, ratio in against_peers(rows).items():
         print(f"ours against the best peer, {KEYS[key]}: {ratio:.2f}×")
-    if options.results:
-        what = f"Compressive Transformers side by side, {options.size}; on a CPU memory is that of the process"
-        bench.write_results(options.results, what, " ".join(["python", *sys.argv]), rows, ours_to_best_peer=ratios)
     if options.plot:
         plot(rows, options.size, options.plot)
 
@@ -116,15 +119,18 @@ def size_of(results: dict[str, Any]) -> str:
     return found[1]
 
 
-def side_by_side(names: list[str], size: str, batch: int, steps: int, rounds: int) -> list[Row]:
-    """Measure each row once per round, so that slow moments of the machine affect all rows; return medians."""
-    found: dict[str, list[Row]] = {name: [] for name in names}
+def side_by_side(names: list[str], size: str, batch: int, steps: int, rounds: int) -> Iterator[list[Row]]:
+    """Measure each row once per round, so that slow moments of the machine affect all rows.
+
+    After each measurement yields the medians so far.
+    """
+    found: dict[str, list[Row]] = {}
     work = [__file__, "--size", size, "--batch", str(batch), "--steps", str(steps), "--child"]
     for _ in range(rounds):
         for name in names:
             note(f"measuring {name}")
-            found[name].append(bench.in_own_process([*work, name]))
-    return [{"name": name, "batch": batch} | merge(found[name]) for name in names]
+            found.setdefault(name, []).append(bench.in_own_process([*work, name]))
+            yield [{"name": name, "batch": batch} | merge(rows) for name, rows in found.items()]
 
 
 def merge(rounds: list[Row]) -> Row:

@@ -5,11 +5,13 @@
 
 Needs neither Gymnasium nor Ray nor tyro. A step is an agent's step, which is four frames of the original. The published
 figure to compare with is about 417 steps/s, for an IMPALA with TransformerXL on the original level, on 32 CPU cores and
-two P100, in DeepMind Lab: other hardware, another simulator.
+two P100, in DeepMind Lab: other hardware, another simulator. Results are written after each row; one that fails holds
+its error.
 """
 
 import argparse
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from compressive.bench import write_results
+from compressive.bench import Row, row_or_error, write_results
 from compressive.config.agent import AgentRun
 from compressive.rl.acting import Actor
 from compressive.rl.agent.agent import Agent
@@ -43,7 +45,7 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
-    preset, rows = AgentRun.from_preset(options.preset), []
+    preset, rows = AgentRun.from_preset(options.preset), list[Row]()
     for core in options.cores:
         for envs in options.envs or [preset.task.envs]:
             config = AgentRun(
@@ -59,29 +61,34 @@ def main() -> int:
                 ),
             )
             row = {"core": core, "envs": envs, "batch": config.batch, "layers": config.model.n_layers}
-            rows.append(row | measure(config, options.seconds))
+            rows.append(row | row_or_error(functools.partial(measure, config, options.seconds)))
             print(
                 "  ".join(
                     f"{k} {v:,.0f}" if isinstance(v, float) and v > 99 else f"{k} {v}" for k, v in rows[-1].items()
-                )
+                ),
+                flush=True,
             )
-    if options.results:
-        command = " ".join(["python", "benchmarks/rooms.py", *sys.argv[1:]])
-        write_results(
-            options.results,
-            "the agent's speed on the two rooms, in agent steps per second",
-            command,
-            rows,
-            preset=options.preset,
-            published={
-                "steps_per_second": PUBLISHED,
-                "of": "IMPALA with TransformerXL, 32 vCPU and two P100, DeepMind Lab",
-            },
-        )
+            if options.results:
+                write(rows, options.preset, options.results)
     return 0
 
 
-def measure(config: AgentRun, seconds: float) -> dict[str, object]:
+def write(rows: list[Row], preset: str, path: Path) -> None:
+    """Write rows to a results file."""
+    write_results(
+        path,
+        "the agent's speed on the two rooms, in agent steps per second",
+        " ".join(["python", "benchmarks/rooms.py", *sys.argv[1:]]),
+        rows,
+        preset=preset,
+        published={
+            "steps_per_second": PUBLISHED,
+            "of": "IMPALA with TransformerXL, 32 vCPU and two P100, DeepMind Lab",
+        },
+    )
+
+
+def measure(config: AgentRun, seconds: float) -> Row:
     """Return the steps per second of each part, without compilation and first allocations."""
     device, options = pick_device(config.train.device), config.train
     if device.type == "cuda":

@@ -6,11 +6,12 @@
 `looked-up` finds the tokens of a band by `nonzero`. That is a device sync, so its step is not captured. `kernel` packs
 them on the GPU; its step is measured uncaptured and captured. `masked` computes every band for all tokens, captured.
 Words follow Zipf's law. Times are means over steps, on a CPU of CPU time; the kernel does not run there.
-The losses of the first step must agree to rounding.
+The losses of the first step must agree to rounding. Results are written after each row; one that fails holds its error.
 """
 
 import argparse
 import dataclasses
+import functools
 import gc
 import sys
 import time
@@ -69,10 +70,14 @@ def main() -> None:
     )  # fmt: skip
     config = dataclasses.replace(config, train=train)
     forms = [name for name in options.only if device.type == "cuda" or "kernel" not in name]
-    rows = [measure(name, config, device, options.steps) for name in forms]
-    if options.results:
-        what = f"training steps of {options.preset}, batch {train.batch}, {train.precision}, by form of the bands' loss"
-        bench.write_results(options.results, what, " ".join(["python", *sys.argv]), rows)
+    what = f"training steps of {options.preset}, batch {train.batch}, {train.precision}, by form of the bands' loss"
+    rows: list[Row] = []
+    for name in forms:
+        row = bench.row_or_error(functools.partial(measure, name, config, device, options.steps))
+        rows.append({"form": name} | row)
+        print(f"{name:18} {described(row)}", flush=True)
+        if options.results:
+            bench.write_results(options.results, what, " ".join(["python", *sys.argv]), rows)
 
 
 def measure(name: str, config: RunConfig, device: torch.device, steps: int) -> Row:
@@ -99,11 +104,22 @@ def measure(name: str, config: RunConfig, device: torch.device, steps: int) -> R
             step_fn(windows, 0)
         synchronise(device)
     seconds, tokens = (clock() - began) / steps, config.train.batch * config.model.window
-    row: Row = {"form": name, "step_ms": seconds * 1e3, "tokens_per_second": tokens / seconds}
-    row |= {"peak_gib": peak_gib(device), "first_loss": loss}
-    print(f"{name:18} {row['step_ms']:9.1f} ms {row['tokens_per_second']:9,.0f} tokens/s", end="")
-    print(f"{row['peak_gib']:7.1f} GiB, first loss {loss:.5f}", flush=True)
-    return row
+    return {
+        "step_ms": seconds * 1e3,
+        "tokens_per_second": tokens / seconds,
+        "peak_gib": peak_gib(device),
+        "first_loss": loss,
+    }
+
+
+def described(row: Row) -> str:
+    """A row as text."""
+    if "error" in row:
+        return str(row["error"])
+    return (
+        f"{row['step_ms']:9.1f} ms {row['tokens_per_second']:9,.0f} tokens/s {row['peak_gib']:7.1f} GiB, "
+        f"first loss {row['first_loss']:.5f}"
+    )
 
 
 if __name__ == "__main__":

@@ -289,6 +289,57 @@ def test_kernels_of_a_token_are_counted_without_its_prompt():
     }  # fmt: skip
 
 
+def test_variants_of_the_decoding_kernels_take_turns_and_one_that_fails_keeps_the_others(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("triton", reason="triton is not installed")
+    from compressive.kernels import relative_attention_step
+
+    kernels, order, usual = benchmark("kernels"), [], relative_attention_step.LINEAR_BLOCK_K
+
+    def speed(sample, batch, length, device, settling):
+        order.append((batch, relative_attention_step.LINEAR_BLOCK_K, relative_attention_step.SPLIT_WARPS))
+        if relative_attention_step.SPLIT_WARPS == 2:
+            raise RuntimeError("too many registers")
+        return float(len(order))
+
+    monkeypatch.setattr(kernels, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(kernels, "ours", lambda *_, **__: None)
+    monkeypatch.setattr(kernels, "sampler", lambda *_: None)
+    monkeypatch.setattr(kernels, "token_kernels", lambda *_: {"a": 1.0, "b": 2.0})
+    monkeypatch.setattr(kernels.bench, "measure_generation", speed)
+    words = ["--variants", "--size", "tiny", "--rounds", "3", "--results", str(tmp_path / "rows.json")]
+    monkeypatch.setattr(sys, "argv", ["kernels.py", *words])
+    kernels.main()
+    assert order[:4] == [(1, usual, 1), (1, 256, 1), (1, usual, 2), (1, usual, 1)]
+    assert (len(order), relative_attention_step.LINEAR_BLOCK_K) == (18, usual)
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [(row["batch"], row["variant"]) for row in rows] == [(b, name) for b in (1, 32) for name in kernels.VARIANTS]
+    assert [row.get("tokens_per_second", row.get("error")) for row in rows[:3]] == [
+        4.0, 5.0, "RuntimeError: too many registers",
+    ]  # fmt: skip
+    assert rows[0]["kernels_ms"] == 3.0
+    assert "too many registers" in capsys.readouterr().out
+
+
+def test_a_register_that_a_product_still_reads_must_not_be_written():
+    pytest.importorskip("triton", reason="triton is not installed")
+    machine_code = benchmark("machine_code")
+
+    def loop(*lines):
+        return ".L_x_0:\n" + "\n".join(f"        /*00{i}0*/                   {line} ;" for i, line in enumerate(lines))
+
+    product = "HGMMA.64x64x16.F32.BF16 R24, R56, gdesc[UR8].tnspB, R24, gsb0"
+    again, wait = "@P0 BRA `(.L_x_0)", "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+    for load in ("LDS.128 R56, [R2+UR4]", "SEL R59, R1, RZ, !P0", "LDSM.16.M88.4 R54, [R2]"):
+        assert machine_code.hazards(loop(load, product, again, wait, "EXIT")) == 1
+        assert machine_code.hazards(loop(load, product, wait, again, "EXIT")) == 0
+    for other in ("LDS.128 R60, [R56+UR4]", "STS.128 [R2], R56", "ISETP.NE.AND P0, PT, R56, RZ, PT"):
+        assert machine_code.hazards(loop(other, product, again, wait, "EXIT")) == 0
+    late = "WARPGROUP.DEPBAR.LE gsb0, 0x1"  # one group may be left, the product's own
+    assert machine_code.hazards(loop("SEL R56, R1, RZ, !P0", product, late, again, "EXIT")) == 1
+    assert machine_code.hazards(loop("SEL R56, R1, RZ, !P0", product, product, late, again, "EXIT")) == 1
+    assert machine_code.hazards(loop(product.replace("R56", "gdesc[UR4]"), "SEL R56, R1, RZ, !P0", again)) == 0
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_kernels_cannot_be_timed_without_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["kernels.py", "--size", "tiny"])
@@ -312,6 +363,23 @@ def test_the_wait_policy_is_measured_beside_other_work(tmp_path, monkeypatch, ca
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert [row["busy_processes"] for row in rows] == [0, 1]
     assert all(row["tokens_per_second"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("script", ["words", "rooms"])
+def test_rows_that_fail_hold_their_error_and_all_are_written(script, tmp_path, monkeypatch, capsys):
+    module = benchmark(script)
+
+    def fail(*_):
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(module, "measure", fail)
+    words = {"words": ["--preset", "wikitext2"], "rooms": ["--preset", "rooms-tiny", "--envs", "4", "8"]}[script]
+    monkeypatch.setattr(sys, "argv", [script, *words, "--results", str(tmp_path / "rows.json")])
+    module.main()
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["error"] for row in rows] == ["RuntimeError: CUDA error"] * len(rows)
+    assert len(rows) >= 2
+    assert "CUDA error" in capsys.readouterr().out
 
 
 def test_every_form_of_a_band_has_the_same_loss():

@@ -1,10 +1,14 @@
-"""Runtime: atomic file writes."""
+"""Runtime: atomic file writes, CUDA graphs."""
 
+import contextlib
+import gc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from compressive.runtime import write_atomically
+from compressive.runtime import cuda_graph, write_atomically
 
 
 @pytest.mark.parametrize("content", ["größer\n", b"\x00\xff"])
@@ -26,3 +30,26 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
+
+
+def test_a_graph_is_captured_beside_other_threads_and_without_collecting_garbage(monkeypatch):
+    """The thread that writes a checkpoint synchronises a stream, which a capture of all threads would not survive."""
+    seen: dict[str, object] = {}
+
+    @contextlib.contextmanager
+    def capturing(graph, **options):
+        seen.update(options, collected=gc.isenabled())
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: "replayed"))
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+    assert cuda_graph(lambda: seen.update(called=True), pool="pool")() == "replayed"
+    assert seen == {"pool": "pool", "capture_error_mode": "thread_local", "collected": False, "called": True}
+    assert gc.isenabled()
+
+    def fail():
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        cuda_graph(fail)
+    assert gc.isenabled()

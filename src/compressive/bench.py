@@ -313,6 +313,14 @@ def between(first: Any, second: Any) -> float:
     return float((second - first) * 1e3 if isinstance(first, float) else first.elapsed_time(second))
 
 
+def row_or_error(act: Callable[[], Row]) -> Row:
+    """Return a row, or one that holds the error, so that the other rows of a run are kept."""
+    try:
+        return act()
+    except Exception as error:  # written to the results, whatever it is
+        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
 def in_own_process(command: Sequence[str]) -> Row:
     """Run a Python command that prints a row as JSON on its last line; a failure gives a row with its error."""
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)

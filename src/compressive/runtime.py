@@ -1,6 +1,7 @@
 """The machine: devices, precision, signals, timing, memory, a record of the environment, atomic file writes."""
 
 import contextlib
+import gc
 import math
 import os
 import platform
@@ -93,11 +94,19 @@ Capture = Callable[[Callable[[], object]], Callable[[], object]]
 def cuda_graph(function: Callable[[], object], pool: Any = None) -> Callable[[], object]:
     """Record what a function does on the GPU, without doing it; it must have been called before.
 
-    Functions that leave nothing behind but in tensors of others may share a pool of memory.
+    Functions that leave nothing behind but in tensors of others may share a pool of memory. Other threads may use the
+    GPU meanwhile, as one that writes a checkpoint does.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        function()
+    # Garbage may hold graphs or kernels, which CUDA must not free while it records.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            function()
+    finally:
+        if collects:
+            gc.enable()
     return graph.replay
 
 

@@ -2,6 +2,22 @@
 
 import pytest
 
+from compressive.kernels import dispatch
+
+
+@pytest.fixture(autouse=True)
+def inside_their_operands(monkeypatch):
+    """Interpreted kernels, in every test: they access nothing but their operands."""
+    if not (dispatch.HAS_TRITON and dispatch.INTERPRETED):
+        yield
+        return
+    from memory_bounds import Bounds
+
+    bounds = Bounds()
+    bounds.install(monkeypatch)
+    yield bounds
+    assert not bounds.outside, bounds.outside[:5]
+
 
 @pytest.fixture
 def kernels(monkeypatch):

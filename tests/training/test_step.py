@@ -1,17 +1,23 @@
 """One step: what it changes, what it leaves alone when something is not finite, and that a captured one is the same."""
 
 import math
+import threading
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from helpers import build, tiny_config
+from helpers import ROOT, build, tiny_config
 
-from compressive.config import TrainConfig
+from compressive import CompressiveLM
+from compressive.config import ModelConfig, RunConfig, TrainConfig
+from compressive.data.corpus import Streams
 from compressive.distributed import World
 from compressive.kernels import dispatch
 from compressive.model.embedding import asks_for_shapes
+from compressive.training import loop
 from compressive.training.muon import layer_matrices
-from compressive.training.step import WARM_UP, Step, Windows
+from compressive.training.step import WARM_UP, Step, StepRecord, Windows
 
 CONFIG = tiny_config()
 BANDS = tiny_config(adaptive_cutoffs=(4, 8), adaptive_factor=2)
@@ -291,3 +297,55 @@ def test_captured_steps_are_the_same(config, options, resets):
         torch.testing.assert_close(*rows)
     assert captured.graphs
     torch.testing.assert_close(everything(captured), everything(plain))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures need a GPU")
+def test_a_step_is_captured_while_another_thread_waits_for_the_gpu():
+    """As the thread does that writes a checkpoint."""
+    step, done = make("cuda"), threading.Event()
+
+    def wait():
+        while not done.is_set():
+            torch.cuda.current_stream().synchronize()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        records = [step(windows(i, device="cuda"), i) for i in range(2 * WARM_UP)]
+    finally:
+        done.set()
+        thread.join()
+    assert step.graphs
+    assert records[-1].finite == 1
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures need a GPU")
+@pytest.mark.filterwarnings("default")
+def test_thousands_of_captured_and_compiled_steps_with_resets():
+    """A model that twice stopped with a CUDA error, after 270 and after 1,080 steps (docs/log.md)."""
+    losses = train_with_resets(torch.device("cuda"), 4_000)
+    assert np.mean(losses[-100:]) < 0.7 * np.mean(losses[:100])
+
+
+def train_with_resets(device, steps, **options):
+    """Train a small model on this repository's books; returns its losses."""
+    model = ModelConfig(
+        vocab_size=256, n_layers=8, d_model=256, n_heads=4, d_ff=960,
+        window=384, memory_size=384, compressed_size=576, compression_rate=3,
+    )  # fmt: skip
+    settings: dict[str, Any] = {"batch": 32, "precision": "bf16", "compile": True, "reset_probability": 0.02}
+    settings |= {"optimiser": "muon", "muon_scale": 4.0, "learning_rate": 6e-4, "warmup_steps": 500, "clip": 1.0}
+    config = RunConfig(model=model, train=TrainConfig(**settings | {"update_every": 1} | options))
+    text = b"".join(path.read_bytes() for path in sorted((ROOT / "books").rglob("*.txt")))
+    streams = Streams(np.frombuffer(text, dtype=np.uint8), config.train.batch)
+    torch.manual_seed(0)
+    step = Step(CompressiveLM(model).to(device).train(), config.train, World(device=device), streams.count)
+    readback, found = loop.AsyncReadback(device), []
+    for i in range(steps):
+        position = i * model.window % (streams.length - model.window)
+        found.append(readback.exchange(torch.stack(step(loop._read(streams, position, i, config, device), i))))
+    found.append(readback.flush())
+    records = [StepRecord(*numbers) for numbers in found if numbers is not None]
+    assert all(record.finite == 1 for record in records)
+    return [record.loss for record in records]

@@ -356,7 +356,9 @@ def backward_q_content_kernel(
     n_masked = (N - T + t0 + 1) // BLOCK_N * BLOCK_N  # from here on ds has elements that were never written
     for masked in tl.static_range(2):
         n_end = tl.minimum(N, N - T + t0 + BLOCK_Q) if masked else n_masked
-        for n in range(n_masked if masked else 0, n_end, BLOCK_N):
+        # Tiles with a mask, two at most, are not pipelined. ptxas before 13.3 overwrites a factor in registers, as the
+        # mask makes ds one, while the product of the tile before still reads it (triton-lang/triton#9433).
+        for n in tl.range(n_masked if masked else 0, n_end, BLOCK_N, num_stages=1 if masked else None):
             offs_n = n + tl.arange(0, BLOCK_N)
             ds = tl.load(ds_ptr + offs_n[None, :])
             if masked:
@@ -391,7 +393,8 @@ def backward_q_position_kernel(
     n_end = tl.minimum(slot_end, N - T + t0 + 1)
     n_masked = n_start + tl.maximum(n_end - n_start, 0) // BLOCK_N * BLOCK_N  # the tile on the diagonal
     for masked in tl.static_range(2):
-        for n in range(n_masked if masked else n_start, n_end if masked else n_masked, BLOCK_N):
+        begin, end = n_masked if masked else n_start, n_end if masked else n_masked
+        for n in tl.range(begin, end, BLOCK_N, num_stages=1 if masked else None):  # see `backward_q_content_kernel`
             n = tl.multiple_of(n, QUERY_STEP * BLOCK_B)
             offs_n0 = n + tl.arange(0, BLOCK_N)  # slots of tile row 0
             offs_n = offs_n0[None, :] + steps[:, None]

@@ -120,7 +120,8 @@ class Memory(TensorRecord):
 
         def clear(x: Tensor) -> Tensor:
             blank = self.zeros_visible if x.dtype == torch.bool else 0
-            return x.masked_fill(rows.view(-1, *[1] * (x.ndim - 1)), blank)
+            # In one pass. `masked_fill` copies everything first.
+            return torch.where(rows.view(-1, *[1] * (x.ndim - 1)), blank, x)
 
         return self.map(clear)
 

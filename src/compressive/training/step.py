@@ -18,7 +18,7 @@ from compressive.distributed import World, local, whole
 from compressive.kernels.dispatch import choose
 from compressive.model.embedding import asks_for_shapes
 from compressive.model.language_model import LanguageModel
-from compressive.runtime import autocast, memory_gib, peak_gib
+from compressive.runtime import autocast, cuda_graph, memory_gib, peak_gib
 from compressive.training.muon import Muon, layer_matrices
 from compressive.training.schedule import average_decay, is_update, learning_rate, steps_per_update
 
@@ -109,7 +109,9 @@ class Step:
         self.accumulating = False
         self.asked = torch.zeros((), device=self.device)
         self.keep = _keeper(options, self.device)
-        self.graphs: dict[tuple[bool, bool], tuple[torch.cuda.CUDAGraph, Windows, StepRecord]] = {}
+        self.graphs: dict[tuple[bool, bool], tuple[Callable[[], object], Windows, StepRecord]] = {}
+        # One pool for all kinds of steps: they never run at once, and nothing but the record outlives a step.
+        self.pool = torch.cuda.graph_pool_handle() if self.captures else None
         self.taken: dict[tuple[bool, bool], int] = {}
 
     def __call__(self, windows: Windows, step: int, asked: bool = False) -> StepRecord:
@@ -130,16 +132,10 @@ class Step:
         if not self.captures or self.taken[kind] <= WARM_UP:
             return self.advance(windows, *kind)
         if kind not in self.graphs:
-            held = windows.clone()
-            graph = torch.cuda.CUDAGraph()
-            # One pool for all kinds of steps: they never run at once, and nothing but the record outlives a step.
-            pool = next(iter(self.graphs.values()))[0].pool() if self.graphs else None
-            with torch.cuda.graph(graph, pool=pool):
-                record = self.advance(held, *kind)
-            self.graphs[kind] = graph, held, record
-        graph, held, record = self.graphs[kind]
+            self.graphs[kind] = self._capture(windows.clone(), kind)
+        replay, held, record = self.graphs[kind]
         held.copy_(windows)
-        graph.replay()
+        replay()
         return record
 
     def advance(self, windows: Windows, accumulates: bool, updates: bool) -> StepRecord:
@@ -296,6 +292,12 @@ class Step:
             apart = torch._foreach_sub([local(parameter) for parameter in self.named.values()], averages)
             torch._foreach_mul_(apart, torch.where(good, self.forgetting, 0))
             torch._foreach_add_(averages, apart)
+
+    def _capture(self, held: Windows, kind: tuple[bool, bool]) -> tuple[Callable[[], object], Windows, StepRecord]:
+        """Capture a kind of step that reads its windows from `held`; return what repeats it, and what it reports."""
+        records: list[StepRecord] = []
+        replay = cuda_graph(lambda: records.append(self.advance(held, *kind)), self.pool)
+        return replay, held, records[0]
 
     def _accumulate(self, finite: Tensor) -> None:
         """Add this step's gradients to the sum, unless they are not finite."""
