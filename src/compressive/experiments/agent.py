@@ -73,8 +73,8 @@ _DELAYED: Mapping[Scale, Tables] = {
                         "final_learning_rate": 1e-4}},
     "paper": {"model": {"n_layers": 1, "spanning_slots": "partial"}, "task": {}, "train": {"steps": 200_000_000}},
 }  # fmt: skip
-"""What differs with delays. Batches are larger, as of a thousand steps only ten choose. With two objects every core learns
-to choose soon; with four, some had learnt nothing after 5 million steps (docs/log.md)."""
+"""What differs with delays. Batches are larger, as of a thousand steps only ten choose. With two objects every core
+soon learns to choose; with four, three cores of four had learnt nothing after 5 million steps (docs/log.md)."""
 
 
 @dataclass(frozen=True)
