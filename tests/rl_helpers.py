@@ -30,15 +30,16 @@ def tiny_agent_run(**tables: dict[str, Any]) -> AgentRun:
     return AgentRun.from_tables({name: values[name] | tables.get(name, {}) for name in values})
 
 
-def build(run: AgentRun, seed: int = 0) -> tuple[Task, Agent, Actor]:
+def build(run: AgentRun, seed: int = 0, device: torch.device = CPU) -> tuple[Task, Agent, Actor]:
     """A task, an agent whose every parameter is random, so that its logits are far from uniform, and its actor."""
     torch.manual_seed(seed)
-    task = build_task(run.task, seed, CPU)
+    task = build_task(run.task, seed, device, run.train.compile)
     agent = Agent(run, task.observation_shape, task.n_actions)
     with torch.no_grad():
         for parameter in agent.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    return task, agent, Actor(task, agent, run.train, CPU, seed + 1)
+    agent = agent.to(device)
+    return task, agent, Actor(task, agent, run.train, device, seed + 1)
 
 
 def place(task: Rooms, **values: float) -> None:

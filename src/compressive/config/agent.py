@@ -144,7 +144,8 @@ class LearnConfig:
     precision: Precision = "fp32"
     """Precision of matrix products: fp32, or bf16 by autocast with weights and memory in fp32."""
     compile: bool = False
-    """Compile environments, acting and learning; takes about a minute at the start."""
+    """Compile environments, acting and learning, and on a GPU capture rollouts as a CUDA graph; takes about a minute at
+    the start."""
     device: str = "auto"
     """Device: auto uses a GPU if there is one. With Ray, the learner's device; actors run on CPUs."""
     threads: int = 0

@@ -1,6 +1,7 @@
 """Acting: step every environment through one rollout and record what the learner needs."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -12,7 +13,7 @@ from compressive.model.records import SHARED, TensorRecord
 from compressive.rl.agent.agent import Agent, sample_actions
 from compressive.rl.env import prng
 from compressive.rl.env.task import Task, Transition
-from compressive.runtime import autocast
+from compressive.runtime import Capture, autocast, cuda_graph
 
 Value = TypeVar("Value")
 
@@ -45,8 +46,26 @@ class Rollout(TensorRecord):
         return Outcomes(*self.counts.unbind())
 
 
+@dataclass(frozen=True)
+class Carried(TensorRecord):
+    """What goes on from one rollout to the next, besides the last step in the buffers."""
+
+    memory: Any  # the core's state
+    task: Any  # the state of the environments
+    returns: Tensor  # (B,): of the running episodes
+    clock: Tensor = field(metadata=SHARED)  # (): steps taken, the counter of the sampled actions
+
+
+CALLED = 2
+"""Rollouts that are called before one is captured: compilation, and buffers that libraries keep."""
+
+
 class Actor:
-    """Runs an agent in a task and writes rollouts into buffers that are allocated once. It never syncs the device."""
+    """Runs an agent in a task and writes rollouts into buffers that are allocated once. It never syncs the device.
+
+    Compiled and on a GPU, a whole rollout is captured as a CUDA graph, and costs the host one launch in place of some
+    ten thousand.
+    """
 
     def __init__(self, task: Task, agent: Agent, options: LearnConfig, device: torch.device, seed: int) -> None:
         self.task, self.agent = task, agent
@@ -68,10 +87,45 @@ class Actor:
         self.key = prng.keys(seed, B, device)
         self.actions = torch.arange(A, device=device)
         self.clock = torch.zeros((), dtype=torch.long, device=device)
+        captures = options.compile and device.type == "cuda" and task.state is not None
+        self.capture: Capture | None = cuda_graph if captures else None
+        self.called = 0
+        self.replay: Callable[[], object] | None = None
+        self.held: Carried  # these three from the first capture on
+        self.before: TensorRecord
+        self.recorded: Rollout
 
-    @torch.no_grad()
     def rollout(self) -> Rollout:
         """Act for one window. The next rollout overwrites the same buffers, so learn from this one first."""
+        if self.capture is None or self.called < CALLED:
+            self.called += 1
+            return self._act()
+        if self.replay is None:
+            self.held = self._carried().clone()
+            self._carry(self.held)
+            self.before = self.held.memory.clone()
+            self.replay = self.capture(self._act_in_place)
+        self.replay()
+        return self.recorded
+
+    def _carried(self) -> Carried:
+        return Carried(self.state, self.task.state, self.returns, self.clock)
+
+    def _carry(self, carried: Carried) -> None:
+        self.state, self.task.state = carried.memory, carried.task
+        self.returns, self.clock = carried.returns, carried.clock
+
+    @torch.no_grad()
+    def _act_in_place(self) -> None:
+        """Act for one window from the tensors of `held`, and leave in them what the next one starts from."""
+        self.before.copy_(self.held.memory)
+        rollout = self._act()
+        self.held.copy_(self._carried())
+        self._carry(self.held)
+        self.recorded = dataclasses.replace(rollout, state=self.before)
+
+    @torch.no_grad()
+    def _act(self) -> Rollout:
         T = self.agent.window
         for buffer in (self.observation, self.action, self.reward, self.start, self.choice):
             buffer[:, 0] = buffer[:, T]
@@ -111,6 +165,7 @@ class Actor:
             getattr(self, name)[:, -1] = value
         for name, value in parts["actor"].items():
             setattr(self, name, value)
+        self.replay = None  # it goes on from other tensors
 
     def close(self) -> None:
         """Do nothing: there is no other process to end."""

@@ -21,6 +21,8 @@ class GymnasiumTask:
     Raises ValueError if Gymnasium does not know the id, or if actions or observations are of another kind.
     """
 
+    state = None  # it is in Gymnasium's hands
+
     def __init__(self, config: TaskConfig, seed: int, device: torch.device, render: bool = False) -> None:
         self.n_envs, self.device, self.seed = config.envs, device, seed
         try:

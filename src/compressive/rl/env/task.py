@@ -1,6 +1,6 @@
 """The interface between agents and environments: B environments of one kind, stepped together."""
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -25,6 +25,8 @@ class Task(Protocol):
     n_envs: int
     observation_shape: tuple[int, ...]
     """(H, W, C) for images of bytes, (n,) for vectors."""
+    state: Any
+    """A TensorRecord of all that changes from step to step, where a step is operations on a device alone; else None."""
 
     def reset(self, seed: int | None = None) -> Tensor:
         """Start a new episode in every environment; return the observations, (B, *observation_shape)."""
