@@ -12,6 +12,7 @@ class Uneven:
     """Environment 0 has episodes of one step and return 1, environment 1 of four steps and return 8."""
 
     n_actions = n_envs = 2
+    state = None
     observation_shape: tuple[int, ...] = (3,)
 
     def reset(self, seed=None):
