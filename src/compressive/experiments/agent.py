@@ -63,7 +63,7 @@ _TINY: Tables = {
     "task": {"envs": 64, "observation": "vector", "objects": 4},
     "train": {"batch": 8, "steps": 1_000_000, "stagger": True, "final_learning_rate": None, "final_entropy_cost": None},
 }  # fmt: skip
-_SMALL: Tables = {"model": {}, "task": {}, "train": {"entropy_cost": 0.03, "steps": 20_000_000}}
+_SMALL: Tables = {"model": {}, "task": {}, "train": {"steps": 20_000_000}}
 _DELAYED: Mapping[Scale, Tables] = {
     "tiny": {"model": {}, "task": {"envs": 256, "objects": 2},
              "train": {"batch": 32, "steps": 8_000_000, "learning_rate": 1e-3, "final_learning_rate": 1e-4}},
