@@ -32,7 +32,8 @@ from compressive.rl.run import AgentFolder
 from compressive.runs.export import export
 from compressive.runs.run import RELEASE, Run, read_config
 from compressive.runs.shipped import EXCERPT, SHIPPED
-from compressive.runs.trained import WEIGHTS, Trained, read_weights
+from compressive.runs.trained import Trained
+from compressive.runs.weights import read_weights, weight_files
 from compressive.runtime import write_atomically
 
 TOKENS = {"train": 10_000, "valid": 100_000, "test": 100_000}
@@ -65,7 +66,7 @@ def ship_agent(source: Path, folder: Path, results: Path) -> dict[str, Any]:
     """Export and evaluate an agent; return what the results file holds."""
     release.export(AgentFolder.open(source), folder)
     _, policies = compare(str(folder), EPISODES, envs=64, seed=1_000_000, device=torch.device("cpu"))
-    weights = read_weights(folder / WEIGHTS)
+    weights = read_weights(folder)
     about = provenance(source, folder, weights) | {
         "steps": json.loads((folder / RELEASE).read_text("utf-8"))["step"],
         "evaluation": {name: found.as_dict() for name, found in policies.items()},
@@ -111,7 +112,7 @@ def provenance(source: Path, folder: Path, weights: Mapping[str, Tensor]) -> dic
     return {
         "name": folder.name,
         "parameters": sum(tensor.numel() for tensor in weights.values()),
-        "bytes": (folder / WEIGHTS).stat().st_size,
+        "bytes": sum(file.stat().st_size for file in weight_files(folder)),
         "trained": [{name: start[name] for name in kept} | {"command": start["command"][1:]} for start in starts],
         "seconds": records[-1]["seconds"],
         "config": json.loads((source / "config.json").read_text("utf-8")),
