@@ -400,5 +400,5 @@ def test_startup_reads_whole_records_of_training_only(tmp_path):
 
 def test_startup_shows_why_a_run_ended(tmp_path):
     startup = benchmark("startup")
-    with pytest.raises(SystemExit, match=r"ended without 10 steps:\n(.|\n)*preset='nothing' does not exist"):
+    with pytest.raises(SystemExit, match=r"ended without 10 steps:\n(.|\n)*preset='nothing': expected a preset"):
         startup.start(tmp_path, "a", ["nothing"], tmp_path / "caches", 60)
