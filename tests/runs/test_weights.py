@@ -24,6 +24,11 @@ def test_one_file_without_a_limit(weights, tmp_path):
     assert all(torch.equal(read[name], weights[name]) for name in weights)
 
 
+def test_fp32_is_fp32_whatever_the_weights_were(weights, tmp_path):
+    write_weights(tmp_path, {name: weight.bfloat16() for name, weight in weights.items()}, "fp32")
+    assert {weight.dtype for weight in read_weights(tmp_path).values()} == {torch.float32}
+
+
 def test_every_row_of_a_matrix_in_8_bits_is_off_by_half_a_step_at_most(weights, tmp_path):
     weights["out.weight"][5] *= 1000
     weights["out.weight"][6] = 0

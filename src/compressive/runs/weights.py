@@ -88,7 +88,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def _as_stored(name: str, weight: Tensor, stored: Stored) -> dict[str, Tensor]:
     if stored == "fp32":
-        return {name: weight}
+        return {name: weight.float()}
     if stored == "bf16":
         return {name: weight.bfloat16()}
     if weight.ndim < 2:
