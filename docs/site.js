@@ -1,17 +1,20 @@
-/* A number and its unit stay on one line, and so does a range such as (1.31 to 1.33). */
-for (const block of document.querySelectorAll(".md-typeset :is(p, li)")) {
-  const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
-  while (walk.nextNode()) {
-    const text = walk.currentNode;
-    if (!text.parentElement.closest("code")) text.data = text.data.replace(/(?<=\d) (?=%)| ?± (?=\d)/g, (gap) => gap.replaceAll(" ", "\u00a0"));
-  }
-}
+/* A number such as 3e-4 stays on one line, a number and its unit, and so does a range such as (1.31 to 1.33). */
 const whole = (text) => {
   const span = document.createElement("span");
   span.className = "whole";
   span.textContent = text;
   return span;
 };
+for (const block of document.querySelectorAll(".md-typeset :is(p, li)")) {
+  const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+  const texts = [];
+  while (walk.nextNode()) if (!walk.currentNode.parentElement.closest("code, .whole")) texts.push(walk.currentNode);
+  for (const text of texts) {
+    text.data = text.data.replace(/(?<=\d) (?=%)| ?± (?=\d)/g, (gap) => gap.replaceAll(" ", "\u00a0"));
+    const pieces = text.data.split(/(\b[\d.]+e-\d+)/);
+    if (pieces.length > 1) text.replaceWith(...pieces.map((part, i) => (i % 2 ? whole(part) : part)));
+  }
+}
 for (const cell of document.querySelectorAll(".md-typeset td")) {
   if (cell.textContent.length <= 12) {
     cell.classList.add("whole");
