@@ -190,14 +190,14 @@ class TemporalRange(Experiment):
         txl, *others = rows
         ours, longer = others[: len(RATES)], others[len(RATES) :]
         pairs = [*zip(ours, longer, strict=True), *((row, txl) for row in ours)]
-        units = {"us_per_token": "µs per token of a training step", "test": "bits per byte"}
+        units = {"us_per_token": ("µs per token of a training step", 1), "test": ("bits per byte", 4)}
         found = []
         for key, unit in units.items():
             path = (key,) if key == "us_per_token" else (key, "bits_per_byte")
             for first, second in pairs:
                 rest = [row.values(*path) for row in rows if row is not first and row is not second]
                 compared = Comparison.of(first.values(*path), second.values(*path), *rest)
-                found.append(compared.sentence(first.row.title, second.row.title, unit))
+                found.append(compared.sentence(first.row.title, second.row.title, *unit))
         return found
 
     def plot(self, rows: Sequence[Measured], to: Path) -> None:
