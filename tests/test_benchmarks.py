@@ -402,3 +402,14 @@ def test_startup_shows_why_a_run_ended(tmp_path):
     startup = benchmark("startup")
     with pytest.raises(SystemExit, match=r"ended without 10 steps:\n(.|\n)*preset='nothing': expected a preset"):
         startup.start(tmp_path, "a", ["nothing"], tmp_path / "caches", 60)
+
+
+def test_every_compression_function_is_timed_beside_none():
+    compressors = benchmark("compressors")
+    rows = compressors.measure(CONFIG, CPU, steps=1, rounds=2)
+    titles = [row["function"] for row in rows]
+    assert len(set(titles)) == len(titles) == 1 + len(compressors.FUNCTIONS)
+    assert rows[0]["against_none"] == 1
+    assert all(0 < row["lowest_ms"] <= row["step_ms"] <= row["highest_ms"] for row in rows)
+    parameters = {row["function"]: row["parameters"] for row in rows}
+    assert parameters["max pooling"] == parameters["no compression, as many slots"] < parameters["conv, attention"]
