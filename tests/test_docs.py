@@ -21,6 +21,7 @@ from compressive.cli import main
 from compressive.config import RunConfig, preset_names
 from compressive.data.tokenizer import WordTokenizer
 from compressive.experiments import EXPERIMENTS
+from compressive.experiments.compression_functions import FUNCTIONS
 from compressive.kernels import dispatch
 from compressive.runs.origin import Origin
 from compressive.runs.run import Run
@@ -663,6 +664,7 @@ def test_the_tables_of_choosing_are_those_of_their_results():
     apart = " and ".join(f"{reach:.1f}" for reach in sorted(reaches["rate 8, most-used"]))
     assert f"between its two seeds ({apart})" in prose
 
+    costs = {row["function"]: row["against_none"] for row in results("benchmarks/compressors/2026-11-19-cpu")["rows"]}
     tested: dict[str, list[float]] = {}
     for row in results("experiments/compression-functions/tiny")["rows"]:
         tested.setdefault(row["row"], []).append(row["found"]["test"]["bits_per_byte"])
@@ -677,7 +679,8 @@ def test_the_tables_of_choosing_are_those_of_their_results():
         ("`gru` (ours)", "gru", None),
         ("`attention` (ours)", "attention", None),
     ):
-        bits, reach = table_row(page, label, having="reach at rate 8")[2:]
+        _, takes, _, bits, reach = table_row(page, label, having="reach at rate 8")
+        assert takes == f"{costs[FUNCTIONS[row].title]:.2f} ×"
         assert bits == over_seeds(tested[f"function-{row}-rate3"], 4)
         assert reach.split(" ")[0] == (over_seeds(reaches[recalled], 1) if recalled else "–")
 
