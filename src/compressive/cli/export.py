@@ -28,7 +28,7 @@ class Export:
     precision: Precision = "fp32"
     """Precision of the weights: fp32, or bf16 in half the size. They are loaded as fp32 in either case."""
     onnx: bool = False
-    """Also write model.onnx: one window, with both memories in and out. Needs `pip install -e '.[onnx]'`."""
+    """Also write model.onnx: one window, with both memories in and out. Needs `pip install 'compressive[onnx]'`."""
     data_dir: Path | None = None
     """Folder of prepared corpora, if not the one used in training: runs of version 0.1 have their tokeniser there."""
 

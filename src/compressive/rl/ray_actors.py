@@ -24,7 +24,7 @@ try:
     import ray
     from ray.exceptions import RayActorError
 except ImportError as found:
-    raise ValueError(f"train.actors above 0: needs Ray; pip install -e '.[ray]' ({found})") from None
+    raise ValueError(f"train.actors above 0: needs Ray; pip install 'compressive[ray]' ({found})") from None
 
 CPU = torch.device("cpu")
 
