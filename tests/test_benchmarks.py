@@ -388,3 +388,17 @@ def test_every_form_of_a_band_has_the_same_loss():
     rows = [words.measure(name, RunConfig(model=model, train=CONFIG.train), CPU, 1) for name in ("looked-up", "masked")]
     assert rows[0]["first_loss"] == pytest.approx(rows[1]["first_loss"])
     assert all(row["tokens_per_second"] > 0 for row in rows)
+
+
+def test_startup_reads_whole_records_of_training_only(tmp_path):
+    startup = benchmark("startup")
+    assert startup.steps_done(tmp_path / "metrics.jsonl") == []
+    lines = [{"kind": "train", "step": 1}, {"kind": "eval", "step": 1}, {"kind": "train", "step": 2}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra')
+    assert startup.steps_done(tmp_path / "metrics.jsonl") == [1, 2]
+
+
+def test_startup_shows_why_a_run_ended(tmp_path):
+    startup = benchmark("startup")
+    with pytest.raises(SystemExit, match=r"ended without 10 steps:\n(.|\n)*preset='nothing': expected a preset"):
+        startup.start(tmp_path, "a", ["nothing"], tmp_path / "caches", 60)

@@ -1,6 +1,7 @@
 """The documentation site builds strictly, every page is in its navigation, and every link and picture has a target.
 
-In a real browser every page fits a narrow screen, loads nothing from elsewhere, and search works.
+In a real browser every page fits a narrow screen and keeps the text of its code blocks, loads nothing from elsewhere,
+and search works.
 """
 
 import importlib.util
@@ -128,6 +129,19 @@ def test_pages_fit_a_narrow_screen_load_nothing_from_elsewhere_and_search_works(
             )
             assert wide <= 0, f"{path.name} is {wide} pixels wider than the screen"
             assert pictures == [], path.name
+            changed = page.evaluate(
+                """async () => {
+                  const source = await (await fetch(location.pathname)).text();
+                  const words = (root) => [...root.querySelectorAll(".md-typeset pre > code")].map((code) =>
+                    code.textContent.trim().split(/\\s+/).sort().join(" "));
+                  const [plain, shown] = [new DOMParser().parseFromString(source, "text/html"), document].map(words);
+                  return plain.filter((text, i) => text !== shown[i]);
+                }"""
+            )
+            assert changed == [], path.name
+        page.goto(address + "usage.html")
+        first = page.locator(".language-sh code").first.inner_text().split("\n")
+        assert first[0].startswith("# "), "a comment that does not fit beside its command is above it"
         page.locator(".md-header__button[for=__search]").click()
         page.keyboard.type("compression_rate")
         page.get_by_role("option").first.click()

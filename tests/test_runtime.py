@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from compressive.runtime import cuda_graph, write_atomically
+from compressive.runtime import cuda_graph, pick_device, write_atomically
 
 
 @pytest.mark.parametrize("content", ["größer\n", b"\x00\xff"])
@@ -30,6 +30,17 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize(("name", "current"), [("cuda:1", torch.device("cuda:1")), ("cuda", None), ("cpu", None)])
+def test_a_gpu_with_a_number_becomes_the_current_one(name, current, monkeypatch):
+    """Captures take a stream of the current device: one of another GPU's work would be empty."""
+    became = []
+    on_cpu = torch.empty(1)
+    monkeypatch.setattr(torch, "empty", lambda *shape, device: on_cpu)
+    monkeypatch.setattr(torch.cuda, "set_device", became.append)
+    assert pick_device(name) == torch.device(name)
+    assert became == [current] * (current is not None)
 
 
 def test_a_graph_is_captured_beside_other_threads_and_without_collecting_garbage(monkeypatch):

@@ -2,11 +2,14 @@
 
     python tools/ship.py runs/enwik8-small --results experiments/results/enwik8-small/DATE-DEVICE.json
     python tools/ship.py runs/rooms --results experiments/results/rooms-small/DATE-DEVICE.json
+    python tools/ship.py runs/enwik8-best --out weights/enwik8-best --precision int8 --shard-size 15 \
+        --results experiments/results/enwik8-best/DATE-DEVICE.json       # one that is too large for the package
 
 A model of text ships in bf16 with an excerpt of its corpus. What is scored is what ships, the rounded weights: the
-whole test split with the memory sizes of training, and with the compressed size that is best on validation. An agent
-plays 1,024 episodes, beside the random policy and the oracle. The card, README.md, has only figures of the results
-file. The folder src/compressive/shipped/NAME must not exist yet.
+whole test split with the memory sizes of training, and with the compressed size that is best on validation; for weights
+in 8 bits also by how much they differ from the run's own, on validation. An agent plays 1,024 episodes, beside the
+random policy and the oracle. The card, README.md, has only figures of the results file. The folder, in
+src/compressive/shipped/ unless `--out` names another, must not exist yet.
 """
 
 import argparse
@@ -24,6 +27,7 @@ from compressive.analysis.memory import measure_memory
 from compressive.bench import write_results
 from compressive.config import transformer
 from compressive.data.corpus import SPLITS, Corpus, write_corpus
+from compressive.distributed import World
 from compressive.evaluation.sweep import Reading, Result, combinations, sweep
 from compressive.model.language_model import CompressiveLM
 from compressive.rl import release
@@ -31,9 +35,10 @@ from compressive.rl.evaluate import compare
 from compressive.rl.run import AgentFolder
 from compressive.runs.export import export
 from compressive.runs.run import RELEASE, Run, read_config
-from compressive.runs.shipped import EXCERPT, SHIPPED
-from compressive.runs.trained import WEIGHTS, Trained, read_weights
-from compressive.runtime import write_atomically
+from compressive.runs.shipped import EXCERPT, SHIPPED, spelled
+from compressive.runs.trained import Trained
+from compressive.runs.weights import read_weights, weight_files
+from compressive.runtime import pick_device, write_atomically
 
 TOKENS = {"train": 10_000, "valid": 100_000, "test": 100_000}
 """Tokens of each split in the excerpt; nothing reads the training text, which a corpus must have."""
@@ -51,8 +56,12 @@ def main() -> None:
     parser.add_argument(
         "--valid", type=int, default=500_000, help="tokens to choose the size on (default: %(default)s)"
     )
+    parser.add_argument("--out", type=Path, help="folder to create (default: the run's name, in the package)")
+    parser.add_argument("--precision", choices=("bf16", "int8"), default="bf16", help="of text (default: %(default)s)")
+    parser.add_argument("--shard-size", type=int, default=0, help="MiB of a file; 0 for one file (default: 0)")
+    parser.add_argument("--device", default="auto", help="where to score (default: %(default)s)")
     options = parser.parse_args()
-    folder = SHIPPED / options.run.resolve().name
+    folder = options.out or SHIPPED / options.run.resolve().name
     if "task" in read_config(options.run, "compressive train"):
         text = agent_card(ship_agent(options.run, folder, options.results))
     else:
@@ -65,7 +74,7 @@ def ship_agent(source: Path, folder: Path, results: Path) -> dict[str, Any]:
     """Export and evaluate an agent; return what the results file holds."""
     release.export(AgentFolder.open(source), folder)
     _, policies = compare(str(folder), EPISODES, envs=64, seed=1_000_000, device=torch.device("cpu"))
-    weights = read_weights(folder / WEIGHTS)
+    weights = read_weights(folder)
     about = provenance(source, folder, weights) | {
         "steps": json.loads((folder / RELEASE).read_text("utf-8"))["step"],
         "evaluation": {name: found.as_dict() for name, found in policies.items()},
@@ -75,23 +84,29 @@ def ship_agent(source: Path, folder: Path, results: Path) -> dict[str, Any]:
 
 def ship_text(options: argparse.Namespace, folder: Path) -> str:
     """Export and score a model of text; return its card."""
-    run = Run.open(options.run)
+    run, world = Run.open(options.run), World(device=pick_device(options.device))
     corpus = run.corpus()
-    export(run, folder, precision="bf16")
+    export(run, folder, precision=options.precision, shard_size=options.shard_size)
     write_excerpt(corpus, folder / EXCERPT)
 
     trained = Trained.load(Run.open(folder))
     on_valid = Reading("valid", options.streams, options.valid)
-    swept = scored(trained, corpus, options.sizes, on_valid)
+    swept = scored(trained, corpus, options.sizes, on_valid, world)
     best = transformer(min(swept, key=lambda result: result.headline).config.model)
     sizes = {str(size): None for size in (trained_size(trained), best.compressed_size)}
-    tested = scored(trained, corpus, ",".join(sizes), Reading("test", options.streams))
+    tested = scored(trained, corpus, ",".join(sizes), Reading("test", options.streams), world)
     write_atomically(folder / "evaluation" / "test.json", json.dumps(tested[0].as_dict(), indent=1) + "\n")
-    model = trained.model(transformer(trained.config))
+    model = trained.model(transformer(trained.config), world.device)
     assert isinstance(model, CompressiveLM)
     memory = measure_memory(model, corpus.split("valid"), tokens=200_000, streams=options.streams)
 
+    exact, rounded = (
+        scored(weights, corpus, str(trained_size(trained)), on_valid, world)[0].metrics.bits_per_token
+        for weights in (Trained.load(run), trained)
+    )
     about = provenance(run.folder, folder, trained.weights) | {
+        "precision": options.precision,
+        "rounding_bits_per_token": rounded - exact,
         "validation": [result.as_dict() for result in swept],
         "test": [result.as_dict() for result in tested],
         "memory": memory.as_dict(),
@@ -110,8 +125,9 @@ def provenance(source: Path, folder: Path, weights: Mapping[str, Tensor]) -> dic
     curve = ("kind", "step", "seconds", "bits", "compression_loss", "return", "choices", "choice_accuracy")
     return {
         "name": folder.name,
+        "called": spelled(folder),
         "parameters": sum(tensor.numel() for tensor in weights.values()),
-        "bytes": (folder / WEIGHTS).stat().st_size,
+        "bytes": sum(file.stat().st_size for file in weight_files(folder)),
         "trained": [{name: start[name] for name in kept} | {"command": start["command"][1:]} for start in starts],
         "seconds": records[-1]["seconds"],
         "config": json.loads((source / "config.json").read_text("utf-8")),
@@ -133,10 +149,10 @@ def trained_size(trained: Trained) -> int:
     return size
 
 
-def scored(trained: Trained, corpus: Corpus, sizes: str, reading: Reading) -> list[Result]:
+def scored(trained: Trained, corpus: Corpus, sizes: str, reading: Reading, world: World) -> list[Result]:
     """Score with several compressed sizes."""
     found = []
-    for result in sweep(trained, corpus, combinations(trained, None, sizes), reading):
+    for result in sweep(trained, corpus, combinations(trained, None, sizes), reading, world):
         found.append(result)
         print(
             f"{reading.split}: {memory_of(result.as_dict())}: {result.headline:.4f}, {result.seconds:.0f} s", flush=True
@@ -179,8 +195,9 @@ def card(found: Mapping[str, Any], corpus: Corpus) -> str:
     about = (
         f"A Compressive Transformer of {found['parameters'] / 1e6:.1f} million parameters: {model['n_layers']} layers "
         f"of width {model['d_model']}, window {model['window']}, {model['memory_size']} recent and "
-        f"{model['compressed_size']} compressed slots at rate {model['compression_rate']}; {tokens}. Weights in bf16, "
-        f"{found['bytes'] / 2**20:.1f} MiB."
+        f"{model['compressed_size']} compressed slots at rate {model['compression_rate']}; {tokens}. Weights in "
+        f"{found['precision']}, {found['bytes'] / 2**20:.1f} MiB: rounding them costs "
+        f"{found['rounding_bits_per_token']:.4f} bits per token of validation text."
     )
     data = f"**Data.** {corpus.name}, {corpus.bytes('train') / 1e6:,.0f} MB of training text. {corpus.manifest.note}"
     training = (
@@ -206,7 +223,9 @@ def card(found: Mapping[str, Any], corpus: Corpus) -> str:
         "repository. Licences: `NOTICE`."
     )
     commands = ("generate NAME --prompt 'The old house' --length 300", "evaluate NAME", "analyze NAME memory")
-    shown = "\n".join(["```sh", *(f"compressive {words.replace('NAME', name)}" for words in commands), "```"])
+    shown = "\n".join(
+        ["```sh", *(f"compressive {words.replace('NAME', found['called'])}" for words in commands), "```"]
+    )
     paragraphs = [data, training, scores, "\n".join(table), *[chosen] * (len(tests) > 1), used, limits, files]
     wrapped = [text if text.startswith("|") else fill(text, 120) for text in paragraphs]
     return "\n\n".join([f"# {name}", fill(about, 120), shown, *wrapped]) + "\n"

@@ -24,7 +24,7 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of a name; raise ValueError if it is not there.
+    """Return the device of a name; raise ValueError if it is not there. A GPU with a number becomes the current one.
 
     `auto` is an NVIDIA GPU if there is one, else Apple's (MPS) if it works, else the CPU.
     """
@@ -33,6 +33,8 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device).cpu()
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # graphs are captured, and Triton's kernels launched, on the current device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).split(". ")[0].splitlines()[0]
         raise ValueError(f"device={name!r}: expected auto, cpu or a device that is there ({reason})") from error

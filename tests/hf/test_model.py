@@ -22,6 +22,8 @@ import compressive
 from compressive import ModelConfig
 from compressive.data.tokenizer import ByteTokenizer
 from compressive.hf import CompressiveConfig, CompressiveForCausalLM
+from compressive.runs.export import export
+from compressive.runs.run import Run
 
 PAD = 11
 
@@ -281,15 +283,35 @@ def test_what_is_saved_loads_on_both_sides(release, tmp_path):
     assert torch.equal(load(tmp_path / "new").embedding.bias, model.embedding.bias)
 
 
-def test_weights_in_shards_are_refused_with_the_remedy(release, tmp_path):
+def test_both_sides_read_the_other_s_shards(tmp_path):
+    model = load(write_tiny_release(tmp_path / "whole", ByteTokenizer(), d_model=128, d_ff=512))
+    want = model.state_dict()
     with quiet():
-        load(release).save_pretrained(tmp_path / "new", max_shard_size="10KB")
-    assert load(tmp_path / "new").config.model_config == load(release).config.model_config
-    with pytest.raises(FileNotFoundError, match=r'in several shards.*save_pretrained\(folder, max_shard_size="1TB"\)'):
-        compressive.load(tmp_path / "new", device="cpu")
+        model.save_pretrained(tmp_path / "theirs", max_shard_size="1MB")
+    got = compressive.load(tmp_path / "theirs", device="cpu").model.state_dict()
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    export(Run.open(tmp_path / "whole"), tmp_path / "ours", shard_size=1)
+    assert {path.stat().st_mode for path in (tmp_path / "ours").iterdir()} == {
+        (tmp_path / "ours" / "release.json").stat().st_mode
+    }
+    assert all(torch.equal(weight, want[name]) for name, weight in load(tmp_path / "ours").state_dict().items())
+    for folder in ("theirs", "ours"):
+        assert len(list((tmp_path / folder).glob("model-*.safetensors"))) > 1
 
 
-def test_a_model_made_here_has_no_tokeniser_of_ours(tmp_path):
+def test_weights_in_8_bits_are_refused_with_the_remedy(release, tmp_path):
+    run = Run.open(release)
+    export(run, tmp_path / "small", precision="int8")
+    assert compressive.load(tmp_path / "small", device="cpu").generate("the", length=3)
+    with pytest.raises(ValueError, match=r"weights='int8': .* compressive export FOLDER --out NEW writes them as fp32"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "small")
+    export(Run.open(tmp_path / "small"), tmp_path / "again")
+    again = compressive.load(tmp_path / "small", device="cpu").model.state_dict()
+    assert all(torch.equal(weight, again[name]) for name, weight in load(tmp_path / "again").state_dict().items())
+
+
+def test_a_model_made_here_has_no_tokeniser_of_ours(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where no corpus is prepared that could stand in
     with quiet():
         behind_hf(build(tiny_config(), dtype=torch.float32)).save_pretrained(tmp_path / "new")
     assert json.loads((tmp_path / "new" / "release.json").read_text())["step"] == 0

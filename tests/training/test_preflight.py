@@ -7,7 +7,7 @@ import torch
 from training_helpers import tiny_corpus, tiny_run_config
 
 from compressive.architectures import build_model
-from compressive.config import LearnConfig, RunConfig, preset_names
+from compressive.config import LearnConfig, ModelConfig, RunConfig, preset_names
 from compressive.data.corpus import Corpus
 from compressive.distributed import World
 from compressive.training.preflight import estimate, fit, fit_device, micro_batch
@@ -95,6 +95,14 @@ def test_only_what_was_not_given_is_changed(tmp_path):
     assert (kept, said) == (config, [])
     on_gpu, _ = fit(config, (), corpus, CUDA)
     assert (on_gpu.train.precision, on_gpu.train.compile) == ("bf16", True)
+
+
+def test_projected_bands_that_the_vocabulary_has_no_room_for_go(tmp_path):
+    corpus = Corpus.open(tiny_corpus(tmp_path))
+    config = tiny_run_config(tmp_path, {"vocab_size": 999, "adaptive_cutoffs": (500,), "first_band_projections": True})
+    model = fit(config, (), corpus, CPU)[0].model
+    assert isinstance(model, ModelConfig)
+    assert (model.vocab_size, model.adaptive_cutoffs, model.first_band_projections) == (256, (), False)
 
 
 def test_an_agent_s_protocol_is_fitted_too():

@@ -284,6 +284,7 @@ def test_captured_micro_batches_are_the_same(options):
         (CONFIG, {"unroll": 2}),
         (CONFIG, {"update_every": 2, "update_every_from": 0}),
         (CONFIG, {"optimiser": "muon"}),
+        (CONFIG, {"recompute": True}),
         (CONFIG, {"weight_average": 0.9, "update_every": 2, "update_every_from": 4}),
         (BANDS, {}),
     ],

@@ -20,7 +20,7 @@ from compressive.config import AgentRun, RunConfig, preset_names
 from compressive.data.tokenizer import tokenizer_file
 from compressive.runs.run import RELEASE, naming, read_config
 from compressive.runs.shipped import shipped
-from compressive.runs.trained import WEIGHTS
+from compressive.runs.weights import SCALE, weight_files
 
 Kind = Literal["text", "speech", "agent"]
 State = Literal["training", "finished", "interrupted", "failed", "release"]
@@ -201,9 +201,8 @@ class Overview:
         """Number of parameters, from the header of the newest checkpoint or of a release's weights; None if unknown."""
         shards = sorted(self.checkpoint.glob("*.safetensors")) if self.checkpoint else []
         prefix = "model." if shards else ""
-        release = self.folder / WEIGHTS
-        shards = shards or ([release] if release.is_file() else [])
-        tensors = [item for shard in shards for item in _header(shard).items()]
+        shards = shards or [file for file in weight_files(self.folder) if file.is_file()]
+        tensors = [item for shard in shards for item in _header(shard).items() if not item[0].endswith(SCALE)]
         sizes = [math.prod(about["shape"]) for name, about in tensors if name.startswith(prefix)]
         return sum(sizes) or None
 

@@ -12,7 +12,6 @@ import tyro
 from tyro.conf import Positional
 
 from compressive.cli import run as run_command
-from compressive.config import Precision
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,11 @@ class Export:
     """Folder to create, for weights as safetensors, configuration and tokeniser; transformers loads it, too."""
     which: Literal["best", "last"] = "best"
     """Checkpoint to load: the one with the lowest validation loss, or the last; agents have the last only."""
-    precision: Precision = "fp32"
-    """Precision of the weights: fp32, or bf16 in half the size. They are loaded as fp32 in either case."""
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"
+    """Precision of the weights: fp32, bf16 in half the size, or int8 in a quarter, which transformers cannot load. They
+    are loaded as fp32 in any case."""
+    shard_size: int = 0
+    """Largest size of a file of weights, in MiB; larger weights are split into several. 0 for one file."""
     onnx: bool = False
     """Also write model.onnx: one window, with both memories in and out. Needs `pip install 'compressive[onnx]'`."""
     data_dir: Path | None = None
@@ -53,7 +55,7 @@ def export(options: Export) -> int:
         from compressive.runs import export as release
 
         run = Run.open(options.run)
-        words = (options.which, options.data_dir, options.onnx, options.precision)
+        words = (options.which, options.data_dir, options.onnx, options.precision, options.shard_size)
         folder, then = release.export(run, options.out, *words), "generate"
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{folder}: {size / 1e6:,.1f} MB; try: compressive {then} {folder}")
@@ -66,4 +68,6 @@ def _export_agent(options: Export) -> Path:
     from compressive.rl.run import AgentFolder
 
     require(not options.onnx, "onnx", options.onnx, "a model of text or audio; agents have no ONNX form")
+    require(options.precision == "fp32", "precision", options.precision, "fp32 for agents, which are small")
+    require(options.shard_size == 0, "shard_size", options.shard_size, "0 for agents, which are small")
     return release.export(AgentFolder.open(options.run), options.out)

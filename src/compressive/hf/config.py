@@ -39,6 +39,11 @@ class CompressiveConfig(PreTrainedConfig):  # type: ignore[misc]  # transformers
         transformer(run.model)  # refuses others
         tables = json.loads(json.dumps(dataclasses.asdict(run)))  # lists for tuples, as in a file
         self.model, self.data, self.train = tables["model"], tables["data"], tables["train"]
+        if (stored := kwargs.pop("weights", None)) is not None:
+            raise ValueError(
+                f"weights={stored!r}: expected fp32 or bf16, as transformers cannot read ours in 8 bits; "
+                "compressive export FOLDER --out NEW writes them as fp32"
+            )
         super().__init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:

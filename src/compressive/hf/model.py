@@ -16,7 +16,7 @@ from compressive.hf.cache import CompressiveCache
 from compressive.hf.config import CompressiveConfig
 from compressive.model.language_model import IGNORED, CompressiveLM
 from compressive.runs.run import CORPUS, ORIGIN, RELEASE
-from compressive.runs.trained import WEIGHTS
+from compressive.runs.weights import weight_files
 
 
 @dataclass
@@ -68,8 +68,7 @@ class CompressiveForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[
         """Write a folder that `from_pretrained` and `compressive.load` read, see `PreTrainedModel.save_pretrained`.
 
         The tokeniser is in it if the model was loaded from an export, whose release.json is then the new one's
-        `origin`: the weights may have been trained since, for how many steps is not known here. `compressive.load`
-        needs all weights in one file, so `max_shard_size` has to be above their size.
+        `origin`: the weights may have been trained since, for how many steps is not known here.
         """
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,8 +78,9 @@ class CompressiveForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[
         for name, content in (self.files | {RELEASE: json.dumps(about, indent=1).encode()}).items():
             (folder / name).write_bytes(content)
         super().save_pretrained(save_directory, *args, **kwargs)
-        if (weights := folder / WEIGHTS).is_file():  # safetensors lets nobody else read it, whatever the umask
-            weights.chmod((folder / RELEASE).stat().st_mode)
+        for weights in weight_files(folder):
+            if weights.is_file():  # safetensors lets nobody else read it, whatever the umask
+                weights.chmod((folder / RELEASE).stat().st_mode)
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(

@@ -327,7 +327,8 @@ attend.register_autograd(_backward, setup_context=_setup_context)
 
 def dropout_seed(device: torch.device) -> Tensor:
     """Sample a seed, (1,), int64, on the device: from torch's generator, whose state checkpoints hold."""
-    return torch.randint(2**62, (1,), device=device)
+    # Triton 3.6 silently makes 0 of a larger bound where the compiler writes it as an int32.
+    return torch.randint(2**31 - 1, (1,), device=device)
 
 
 def relative_attention(

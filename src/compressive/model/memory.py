@@ -53,7 +53,7 @@ class Memory(TensorRecord):
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, device: torch.device, dtype: torch.dtype) -> Self:
-        """Zeros everywhere (lines 1-2)."""
+        """Return empty memories, zeros everywhere (Algorithm 1, lines 1-2)."""
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: expected at least 1")
         visible = config.empty_memory == "zeros"

@@ -216,7 +216,7 @@ class CompressiveTransformer(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def initial_memory(self, batch_size: int) -> Memory:
-        """Lines 1 and 2: empty memories, on the model's device and in its type."""
+        """Return empty memories (lines 1 and 2), on the model's device and in its type."""
         weight = next(self.parameters())
         return Memory.empty(self.config, batch_size, weight.device, weight.dtype)
 

@@ -63,8 +63,8 @@ class RemoteActors:
                 ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)  # reads RAY_ADDRESS
             except ConnectionError as error:
                 raise ConnectionError(
-                    f"RAY_ADDRESS: {error}; if Ray runs there, it may ask for a token: RAY_AUTH_MODE=token, here and for "
-                    "every `ray start`, and the token of the first machine (`ray get-auth-token`)"
+                    f"RAY_ADDRESS: {error}; if Ray runs there, it may ask for a token: RAY_AUTH_MODE=token, here and "
+                    "for every `ray start`, and the token of the first machine (`ray get-auth-token`)"
                 ) from None
         cores, wanted = ray.cluster_resources().get("CPU", 0), config.train.actors  # type: ignore[no-untyped-call]
         if wanted > cores:  # no error: a cluster may still grow

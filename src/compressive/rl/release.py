@@ -13,12 +13,10 @@ import json
 import shutil
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from compressive.rl.run import AgentFolder
 from compressive.runs.export import new_release, require_new
 from compressive.runs.run import RELEASE
-from compressive.runs.trained import WEIGHTS
+from compressive.runs.weights import WEIGHTS, write_weights
 
 
 def export(run: AgentFolder, out: Path) -> Path:
@@ -30,7 +28,7 @@ def export(run: AgentFolder, out: Path) -> Path:
     require_new(out)
     weights, step = run.weights()
     with new_release(out) as partial:
-        save_file(weights, partial / WEIGHTS, metadata={"format": "pt"})
+        write_weights(partial, weights)
         (partial / "config.json").write_text(json.dumps(dataclasses.asdict(run.config), indent=1), "utf-8")
         about = {"task": run.config.task.name, "step": step, "checkpoint": "last"}
         (partial / RELEASE).write_text(json.dumps(about, indent=1), "utf-8")

@@ -15,7 +15,7 @@ from compressive.rl.env.task import Task
 from compressive.runs import checkpoint
 from compressive.runs.run import RELEASE, Folder, naming, read_config, read_json
 from compressive.runs.shipped import shipped, spelled
-from compressive.runs.trained import WEIGHTS, read_weights
+from compressive.runs.weights import read_weights
 
 
 class AgentFolder(Folder[AgentRun]):
@@ -46,7 +46,7 @@ class AgentFolder(Folder[AgentRun]):
         Raises CheckpointError if there is no complete checkpoint.
         """
         if (self.folder / RELEASE).is_file():
-            return read_weights(self.folder / WEIGHTS), read_json(self.folder / RELEASE, ("step",))["step"]
+            return read_weights(self.folder), read_json(self.folder / RELEASE, ("step",))["step"]
         found = checkpoint.latest(self.checkpoints)
         if found is None:
             raise checkpoint.CheckpointError(

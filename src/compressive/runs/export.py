@@ -1,7 +1,7 @@
 """Export a trained model as one folder, a release: weights, configuration and tokeniser, without training state.
 
 config.json          the run's configuration, and what Hugging Face's libraries ask for
-model.safetensors    all weights, unsharded
+model.safetensors    all weights, or several shards with an index; see `weights.py`
 vocabulary.json      the tokeniser
 tokenizer.json       the same in Hugging Face's form, and tokenizer_config.json; not for audio
 corpus.json          name and fingerprint of the corpus, unless a run of version 0.1 was exported
@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-from compressive.config import ModelConfig, Precision, RunConfig
+from compressive.config import ModelConfig, RunConfig
 from compressive.data.tokenizer import VOCABULARY, Tokenizer
 from compressive.runs.onnx import ONNX, require_exportable, write_onnx
 from compressive.runs.run import CORPUS, ORIGIN, RELEASE, Run
-from compressive.runs.trained import WEIGHTS, Trained
+from compressive.runs.trained import Trained
+from compressive.runs.weights import Stored, weight_files, write_weights
 
 
 def export(
@@ -37,22 +37,23 @@ def export(
     which: Literal["best", "last"] = "best",
     data_dir: Path | None = None,
     onnx: bool = False,
-    precision: Precision = "fp32",
+    precision: Stored = "fp32",
+    shard_size: int = 0,
 ) -> Path:
     """Write a run's model into the new folder `out`, atomically, and return it; `onnx` adds `model.onnx`.
 
-    `precision="bf16"` rounds the weights, which halves their size; they are loaded as fp32 again.
+    `precision` rounds the weights: "bf16" halves their size, "int8" quarters it; they are loaded as fp32 again. With a
+    `shard_size` they are split into files of at most so many MiB.
 
-    Raises ValueError if the folder exists or the model has no ONNX form, and OSError, with nothing left behind, if it
-    cannot be written.
+    Raises ValueError if the folder exists, the model has no ONNX form or one of its tensors is larger than
+    `shard_size`, and OSError, with nothing left behind, if it cannot be written.
     """
     require_new(out)
     exportable = require_exportable(run.config.model) if onnx else None
     trained, tokenizer = Trained.load(run, which), run.tokenizer(data_dir)
     with new_release(out) as partial:
         about = {"corpus": run.config.data.corpus, "step": trained.step, "checkpoint": which}
-        kept = trained.weights if precision == "fp32" else {name: w.bfloat16() for name, w in trained.weights.items()}
-        write_release(partial, run.config, kept, tokenizer, about)
+        write_release(partial, run.config, trained.weights, tokenizer, about, precision, shard_size)
         for name in (CORPUS, ORIGIN):
             if (run.folder / name).is_file():
                 shutil.copyfile(run.folder / name, partial / name)
@@ -87,18 +88,26 @@ def new_release(out: Path) -> Iterator[Path]:
 
 
 def write_release(
-    folder: Path, config: RunConfig, weights: dict[str, Tensor], tokenizer: Tokenizer, about: dict[str, Any]
+    folder: Path,
+    config: RunConfig,
+    weights: dict[str, Tensor],
+    tokenizer: Tokenizer,
+    about: dict[str, Any],
+    precision: Stored = "fp32",
+    shard_size: int = 0,
 ) -> None:
     """Write all that a release must have into a folder; `about` is what release.json says."""
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    write_weights(folder, weights, precision, shard_size)
     tables = dataclasses.asdict(config)
     if isinstance(config.model, ModelConfig):
         tables |= write_huggingface(folder, tokenizer, config.model.vocab_size)
+        tables |= {"weights": "int8"} if precision == "int8" else {}  # which transformers must not take as they are
     (folder / "config.json").write_text(json.dumps(tables, indent=1), "utf-8")
     tokenizer.save(folder, VOCABULARY)
     (folder / RELEASE).write_text(json.dumps(about, indent=1), "utf-8")
     # safetensors writes files that only their owner can read; the umask decides for the others.
-    (folder / WEIGHTS).chmod((folder / RELEASE).stat().st_mode)
+    for file in weight_files(folder):
+        file.chmod((folder / RELEASE).stat().st_mode)
 
 
 def write_huggingface(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:

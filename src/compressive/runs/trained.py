@@ -2,12 +2,9 @@
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Self, overload
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from compressive.architectures import build_model
@@ -15,9 +12,7 @@ from compressive.config import AnyModelConfig, EmptyMemory, ModelConfig, PerLaye
 from compressive.model.language_model import CompressiveLM, LanguageModel
 from compressive.runs import checkpoint
 from compressive.runs.run import RELEASE, Run, read_json
-
-WEIGHTS = "model.safetensors"
-"""The weights in a release, which has no checkpoints; see `export.py`."""
+from compressive.runs.weights import read_weights
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class Trained:
         """
         if (run.folder / RELEASE).is_file():
             about = read_json(run.folder / RELEASE, ("step",))
-            return cls(run.config.model, about["step"], read_weights(run.folder / WEIGHTS))
+            return cls(run.config.model, about["step"], read_weights(run.folder))
         found = checkpoint.best(run.checkpoints) if which == "best" else checkpoint.latest(run.checkpoints)
         if found is None:
             raise checkpoint.CheckpointError(
@@ -114,26 +109,6 @@ class Trained:
                 f"trained without compressed memory and so without a {config.compression!r} compressor; "
                 "train with a compressed_size above 0 to change it later"
             )
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read safetensors only: loading a pickle can run arbitrary code.
-
-    Raises FileNotFoundError if the file is missing, ValueError if it is no safetensors file.
-    """
-    if not path.is_file() and path.with_name(f"{path.name}.index.json").is_file():
-        raise FileNotFoundError(
-            f"{path} does not exist: {path.parent} holds weights in several shards, expected one file; load them with "
-            'from_pretrained and save them again in one: save_pretrained(folder, max_shard_size="1TB")'
-        )
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: expected weights as safetensors; no other format is loaded")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path} is not a valid safetensors file ({error}): pickles are never loaded; export it again"
-        ) from error
 
 
 def _is_larger(config: ModelConfig, trained: ModelConfig) -> bool:

@@ -124,6 +124,7 @@ def fit(config: RunConfig, given: Collection[str], corpus: Corpus, device: torch
         changes: dict[str, Any] = {"vocab_size": size}
         if isinstance(model, ModelConfig) and "model.adaptive_cutoffs" not in given:
             changes["adaptive_cutoffs"] = tuple(cut for cut in model.adaptive_cutoffs if cut < size)
+            changes["first_band_projections"] = model.first_band_projections and bool(changes["adaptive_cutoffs"])
         model = dataclasses.replace(model, **changes)
     if isinstance(model, ModelConfig):
         check_cutoffs(model)
