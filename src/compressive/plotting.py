@@ -49,7 +49,7 @@ def require_matplotlib() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlotError(f"a plot needs matplotlib: pip install -e '.[plots]' ({error})") from None
+        raise PlotError(f"a plot needs matplotlib: pip install 'compressive[plots]' ({error})") from None
     return Figure
 
 

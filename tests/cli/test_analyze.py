@@ -89,11 +89,11 @@ def test_numbers_are_written_without_matplotlib(home, capsys, tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     done = call(capsys, home / "run", "layers", *FEW, "--out", tmp_path)
     assert done.code == 0
-    assert "pip install -e '.[plots]'" in done.err
+    assert "pip install 'compressive[plots]'" in done.err
     assert (tmp_path / "layers.json").exists()
     done = call(capsys, home / "run", "report", *FEW)  # a report needs figures
     assert done.code == 2
-    assert "pip install -e '.[plots]'" in done.err
+    assert "pip install 'compressive[plots]'" in done.err
 
 
 def test_runs_without_compressed_memory_or_without_its_loss(home, capsys, tmp_path):

@@ -133,7 +133,7 @@ def test_a_sweep_without_matplotlib_finishes_and_names_the_extra(run, capsys, mo
     assert evaluate(run, "--memory-size", "4,8", "--limit", "50", "--json") == 0
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)["results"]) == 2
-    assert "warning: no plot: a plot needs matplotlib: pip install -e '.[plots]'" in captured.err
+    assert "warning: no plot: a plot needs matplotlib: pip install 'compressive[plots]'" in captured.err
     assert evaluate(run, "--memory-size", "4,8", "--limit", "50", "--plot", "x.png") == 2  # refused at once
 
 

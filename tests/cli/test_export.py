@@ -181,7 +181,7 @@ def test_missing_packages_for_onnx_are_one_line(folder, tmp_path, capsys, monkey
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert main(["export", str(folder), "--out", str(tmp_path / "release"), "--onnx"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("compressive export: --onnx needs onnx and onnxscript: pip install -e '.[onnx]' (")
+    assert error.startswith("compressive export: --onnx needs onnx and onnxscript: pip install 'compressive[onnx]' (")
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

@@ -219,5 +219,5 @@ def test_plot(memory, compressed, labels, across, tmp_path, data_dir, monkeypatc
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PlotError, match=r"pip install -e '\.\[plots\]'"):
+    with pytest.raises(PlotError, match=r"pip install 'compressive\[plots\]'"):
         plot([], tmp_path / "plot.png")

@@ -19,6 +19,7 @@ for rank in range(2):
     own = os.environ | {{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2"}}
     tasks.append(subprocess.Popen(words, env=own))
 signal.signal(signal.SIGTERM, lambda *_: [task.send_signal(signal.SIGTERM) for task in tasks])
+assert os.environ["SRUN_CPUS_PER_TASK"] == "3"
 open("srun.pid", "w").write(str(os.getpid()))
 codes = [task.wait() for task in tasks]
 sys.exit(max(codes))
@@ -44,9 +45,10 @@ def test_a_job_that_is_stopped_is_queued_again_and_goes_on(tmp_path):
         "PATH": f"{tools}:{os.environ['PATH']}",
         "SLURM_JOB_ID": str(os.getpid()),  # also the port where they meet
         "SLURM_JOB_NODELIST": "here",
+        "SLURM_CPUS_PER_TASK": "3",
+        "SLURM_LAUNCH_NODE_IPADDR": "192.0.2.1",  # of the shell that called sbatch: not where the tasks meet
         "OMP_NUM_THREADS": "1",
     }
-    environment.pop("SLURM_LAUNCH_NODE_IPADDR", None)
     small = (
         "--model.n-layers 1 --model.d-model 16 --model.n-heads 2 --model.d-ff 16 --model.window 8 --model.memory-size 8"
     )

@@ -96,17 +96,21 @@ def test_an_episode_is_written_into_folders_that_are_created(home, capsys):
     assert main(["rl", "watch", "oracle", "--of", "untrained", "--out", "a/b/episode.gif"]) == 0  # a GIF is replaced
 
 
-def test_hints_name_the_install_that_the_readme_teaches(home, monkeypatch, capsys):
+def test_hints_name_an_install_that_works_for_a_wheel_and_for_a_checkout(home, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert main(["rl", "watch", "oracle", "--of", "untrained"]) == 2
-    assert "video needs Pillow: pip install -e '.[rl]' (" in capsys.readouterr().err
+    assert "video needs Pillow: pip install 'compressive[rl]' (" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "compressive.rl.env.adapter", None)
-    with pytest.raises(ValueError, match=r"task 'CartPole-v1': needs Gymnasium; pip install -e '\.\[rl\]' \("):
+    with pytest.raises(ValueError, match=r"task 'CartPole-v1': needs Gymnasium; pip install 'compressive\[rl\]' \("):
         build_task(TaskConfig("CartPole-v1"), 0, CPU)
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "compressive.rl.ray_actors", raising=False)
-    with pytest.raises(ValueError, match=r"train\.actors above 0: needs Ray; pip install -e '\.\[ray\]' \("):
+    with pytest.raises(ValueError, match=r"train\.actors above 0: needs Ray; pip install 'compressive\[ray\]' \("):
         importlib.import_module("compressive.rl.ray_actors")
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    monkeypatch.delitem(sys.modules, "compressive.rl.env.gym", raising=False)
+    with pytest.raises(ImportError, match=r"needs Gymnasium \(.*\): pip install 'compressive\[rl\]'"):
+        importlib.import_module("compressive.rl.env.gym")
 
 
 @pytest.mark.parametrize("flag", ["--task.observation vector", "--train.stagger", "--agent.outcome-steps 4"])

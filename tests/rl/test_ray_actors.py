@@ -31,6 +31,19 @@ def test_two_ray_actors(tmp_path, monkeypatch):
     assert_some_act_with_older_weights(run)  # not a test of its own: one Ray at a time on a machine
 
 
+def test_a_cluster_that_refuses_is_explained(monkeypatch):
+    """Since Ray 2.59 a cluster may ask for a token, and says to its user only that it cannot be reached."""
+    from compressive.rl import ray_actors
+
+    def refuse(**options):
+        raise ConnectionError("Failed to connect to Ray cluster at 192.0.2.1:6379")
+
+    monkeypatch.setattr(ray_actors, "ray", SimpleNamespace(is_initialized=lambda: False, init=refuse))
+    run = tiny_agent_run(train={"actors": 2})
+    with pytest.raises(ConnectionError, match=r"RAY_ADDRESS: Failed to connect .*:6379; .* RAY_AUTH_MODE=token"):
+        ray_actors.RemoteActors(run, ray_actors.Agent(run, *ray_actors.task_shapes(run)), ray_actors.CPU)
+
+
 def assert_some_act_with_older_weights(run):
     """With an update after each rollout, the second process to finish has used the first weights."""
     from compressive.rl.agent.agent import Agent

@@ -73,7 +73,7 @@ def test_lines_of_a_past_that_did_not_last_are_dropped(tmp_path):
 def test_a_sink_that_is_not_installed_is_named(tmp_path, monkeypatch):
     for name, module in (("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")):
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ValueError, match=rf"train.{name}=True: not installed; pip install -e '.\[{name}\]'"):
+        with pytest.raises(ValueError, match=rf"train.{name}=True: needs pip install 'compressive\[{name}\]'"):
             recorder(tmp_path, **{name: True})
 
 

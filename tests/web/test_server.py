@@ -450,7 +450,7 @@ def test_help_offers_what_can_be_served(capsys):
 def test_without_the_extra_the_remedy_is_named(run, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["serve", str(run)]) == 2
-    assert "pip install -e '.[web]'" in capsys.readouterr().err
+    assert "pip install 'compressive[web]'" in capsys.readouterr().err
 
 
 def test_a_free_port_is_found():

@@ -77,7 +77,7 @@ class Comparison:
     def of(cls, runs: Sequence[Overview]) -> "Comparison":
         """Group and order runs; raise ValueError if they are of different kinds, or scored by different metrics."""
         if len({run.folder.resolve() for run in runs}) < 2:
-            raise ValueError(f"{len(runs)} run: expected at least 2 different ones to compare")
+            raise ValueError(f"{len(runs)} run{'s' * (len(runs) != 1)} given: expected at least 2 different ones")
         _require_one(runs, lambda run: run.kind, "kinds", "compare text, speech and agents each among themselves")
         _require_one(
             runs, lambda run: run.metric.name, "metrics", "their scores are in different units and cannot be compared"

@@ -167,22 +167,29 @@ def parse(
 
 
 def _one_line(box: str) -> str:
-    """Return the message of tyro's error box: its first section, and the flag that it suggests."""
-    lines = [line.strip("│ ") for line in box.strip().splitlines() if not line.startswith(("╭", "╰"))]
+    """Return the message of tyro's error box: its first section, and the closest of the flags that it suggests."""
+    import difflib
+
+    lines = [line.strip("│").rstrip() for line in box.strip().splitlines() if not line.startswith(("╭", "╰"))]
     sections: list[list[str]] = [[]]
     for line in filter(None, lines):
-        if set(line) <= {"─", "-"}:
+        if set(line.strip()) <= {"─", "-"}:
             sections.append([])
         else:
             sections[-1].append(line)
     if not box.startswith("╭"):  # without UTF-8 the title is a section, not part of the border
         sections = sections[1:] or sections
-    message = " ".join(sections[0])
-    if message.startswith("Missing from"):
-        message = "missing " + ", ".join(line for line in sections[0][1:] if not line.endswith((".", ")")))
+    message = " ".join(line.strip() for line in sections[0])
+    if message.startswith("Missing from"):  # the arguments are indented less than what is said about them
+        indents = [len(line) - len(line.lstrip()) for line in sections[0]]
+        named = [line.strip() for line, indent in zip(sections[0], indents, strict=True) if indent == indents[1]]
+        message = "missing " + ", ".join(named)
     for section in sections[1:]:
-        if section and section[0].startswith("Perhaps you meant"):
-            message += f" (did you mean {section[1].split()[0]}?)"
+        if section and section[0].strip().startswith("Perhaps you meant"):
+            flags = [word for word in " ".join(section).split() if word.startswith("--")]
+            wrong = next((word for word in message.replace(",", " ").split() if word.startswith("--")), "")
+            closest = max(flags, key=lambda flag: difflib.SequenceMatcher(None, wrong, flag).ratio())
+            message += f" (did you mean {closest}?)"
     message = re.sub(r"^Error parsing [\w.]+: (?=\w+=)", "", message)  # our own checks name the field
     return message[:1].lower() + message[1:].rstrip(".") if message else "arguments that do not fit"
 

@@ -40,7 +40,7 @@ def show(options: Config) -> int:
         return 0
     if options.preset not in names:
         raise ValueError(
-            f"preset={options.preset!r} does not exist{perhaps(options.preset, names)}; compressive config"
+            f"preset={options.preset!r} does not exist{perhaps(options.preset, names)}; compressive config lists all"
         )
     kind = AgentRun if options.preset in preset_names("task") else RunConfig
     tables = asdict(kind.from_preset(options.preset))

@@ -30,7 +30,7 @@ class Export:
     shard_size: int = 0
     """Largest size of a file of weights, in MiB; larger weights are split into several. 0 for one file."""
     onnx: bool = False
-    """Also write model.onnx: one window, with both memories in and out. Needs `pip install -e '.[onnx]'`."""
+    """Also write model.onnx: one window, with both memories in and out. Needs `pip install 'compressive[onnx]'`."""
     data_dir: Path | None = None
     """Folder of prepared corpora, if not the one used in training: runs of version 0.1 have their tokeniser there."""
 

@@ -50,7 +50,7 @@ def main(arguments: list[str], prog: str) -> int:
 def serve(options: Serve) -> int:
     """Serve until Ctrl-C."""
     if importlib.util.find_spec("starlette") is None or importlib.util.find_spec("uvicorn") is None:
-        raise ValueError("the page needs Starlette and uvicorn: pip install -e '.[web]'")
+        raise ValueError("the page needs Starlette and uvicorn: pip install 'compressive[web]'")
     from compressive.web.server import listen, serve
 
     with listen(options.host, options.port) as bound:

@@ -10,9 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 if find_spec("lm_eval") is None:
-    raise ModuleNotFoundError(
-        "lm-evaluation-harness is not installed: pip install 'compressive[lm-eval]', or -e '.[lm-eval]' in a checkout"
-    )
+    raise ModuleNotFoundError("lm-evaluation-harness is not installed: pip install 'compressive[lm-eval]'")
 
 import lm_eval.models  # noqa: F401  # registers its own, which it does not do once another model is registered
 from lm_eval.api.registry import model_registry

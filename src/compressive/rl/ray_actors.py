@@ -24,7 +24,7 @@ try:
     import ray
     from ray.exceptions import RayActorError
 except ImportError as found:
-    raise ValueError(f"train.actors above 0: needs Ray; pip install -e '.[ray]' ({found})") from None
+    raise ValueError(f"train.actors above 0: needs Ray; pip install 'compressive[ray]' ({found})") from None
 
 CPU = torch.device("cpu")
 
@@ -59,7 +59,13 @@ class RemoteActors:
         self.config, self.agent, self.device = config, agent, device
         self.owns_ray = not ray.is_initialized()
         if self.owns_ray:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)  # reads RAY_ADDRESS
+            try:
+                ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)  # reads RAY_ADDRESS
+            except ConnectionError as error:
+                raise ConnectionError(
+                    f"RAY_ADDRESS: {error}; if Ray runs there, it may ask for a token: RAY_AUTH_MODE=token, here and "
+                    "for every `ray start`, and the token of the first machine (`ray get-auth-token`)"
+                ) from None
         cores, wanted = ray.cluster_resources().get("CPU", 0), config.train.actors  # type: ignore[no-untyped-call]
         if wanted > cores:  # no error: a cluster may still grow
             warn(f"train.actors={wanted}: Ray has {cores:g} cores; the other actors wait for more")

@@ -14,7 +14,7 @@ from compressive.rl.agent.agent import Agent
 from compressive.rl.env.task import Task
 from compressive.runs import checkpoint
 from compressive.runs.run import RELEASE, Folder, naming, read_config, read_json
-from compressive.runs.shipped import shipped
+from compressive.runs.shipped import shipped, spelled
 from compressive.runs.weights import read_weights
 
 
@@ -32,8 +32,9 @@ class AgentFolder(Folder[AgentRun]):
         folder = shipped(folder)
         tables = read_config(folder, "compressive rl train")
         if "task" not in tables:
+            name = spelled(folder)
             raise ValueError(
-                f"{folder} is no agent's run, but one of text or audio: use compressive evaluate {folder}, or train an "
+                f"{name} is no agent's run, but one of text or audio: use compressive evaluate {name}, or train an "
                 "agent: compressive rl train PRESET"
             )
         with naming(folder / "config.json"):

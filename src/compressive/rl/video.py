@@ -192,5 +192,5 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ValueError(f"video needs Pillow: pip install -e '.[rl]' ({error})") from None
+        raise ValueError(f"video needs Pillow: pip install 'compressive[rl]' ({error})") from None
     return Image

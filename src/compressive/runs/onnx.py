@@ -99,7 +99,7 @@ def require_exportable(config: AnyModelConfig) -> ModelConfig:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"--onnx needs onnx and onnxscript: pip install -e '.[onnx]' ({error})") from None
+        raise ValueError(f"--onnx needs onnx and onnxscript: pip install 'compressive[onnx]' ({error})") from None
     assert isinstance(config, ModelConfig)
     return config
 

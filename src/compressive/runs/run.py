@@ -12,6 +12,7 @@ runs/NAME/config.json        the resolved configuration
 
 import contextlib
 import dataclasses
+import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from compressive.config import RunConfig
 from compressive.console import note, warn
-from compressive.runs.shipped import EXCERPT, shipped, shipped_names
+from compressive.runs.shipped import EXCERPT, shipped, shipped_names, spelled
 from compressive.runtime import describe_environment, write_atomically
 
 if TYPE_CHECKING:
@@ -97,9 +98,10 @@ def read_config(folder: Path, command: str) -> dict[str, Any]:
     try:
         tables = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
+        close = difflib.get_close_matches(str(folder), shipped_names(), n=1)
         raise FileNotFoundError(
-            f"{folder} is not a run: it holds no config.json; train one: {command} PRESET --out {folder}; "
-            f"shipped models: {', '.join(shipped_names())}"
+            f"{folder} is not a run: it holds no config.json{f' (did you mean {close[0]}?)' if close else ''}; "
+            f"train one: {command} PRESET --out {folder}; shipped models: {', '.join(shipped_names())}"
         ) from None
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); {RESTORE}") from None
@@ -169,9 +171,10 @@ class Run(Folder[RunConfig]):
         folder = shipped(folder)
         tables = read_config(folder, "compressive train")
         if "task" in tables:
+            name = spelled(folder)
             raise ValueError(
-                f"{folder} is an agent's run: use compressive rl evaluate {folder}, compressive rl watch {folder} or "
-                f"compressive rl train --resume {folder}"
+                f"{name} is an agent's run: use compressive rl evaluate {name}, compressive rl watch {name} or "
+                f"compressive rl train --resume {name}"
             )
         with naming(folder / "config.json"):
             return cls(folder, RunConfig.from_tables(tables))

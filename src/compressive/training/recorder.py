@@ -146,7 +146,7 @@ def _tensorboard(folder: Path) -> _Sink:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ValueError(f"train.tensorboard=True: not installed; pip install -e '.[tensorboard]' ({error})") from None
+        raise ValueError(f"train.tensorboard=True: needs pip install 'compressive[tensorboard]' ({error})") from None
     writer = SummaryWriter(str(folder / "tensorboard"))
 
     def write(kind: str, step: int, values: dict[str, float]) -> None:
@@ -160,7 +160,7 @@ def _wandb(folder: Path, config: RunConfig | AgentRun) -> _Sink:
     try:
         import wandb
     except ImportError:
-        raise ValueError("train.wandb=True: not installed; pip install -e '.[wandb]'") from None
+        raise ValueError("train.wandb=True: needs pip install 'compressive[wandb]'") from None
     import dataclasses
 
     run = wandb.init(

@@ -170,7 +170,7 @@ def test_the_command_prints_json_and_needs_no_matplotlib(built, capsys, monkeypa
     said = capsys.readouterr()
     assert json.loads(said.out) == json.loads((built / "topics" / "topics.json").read_text("utf-8"))
     assert json.loads(said.out)["seed"] == 3
-    assert "pip install -e '.[plots]'" in said.err
+    assert "pip install 'compressive[plots]'" in said.err
     assert not (built / "topics" / "topics.png").exists()
 
 
@@ -201,7 +201,7 @@ def test_too_few_words_are_an_error(tmp_path, capsys):
 def test_without_scikit_learn_the_extra_is_named(built, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.decomposition", None)
     assert main(["data", "pg19", "topics", str(built)]) == 2
-    assert "pip install -e '.[topics]'" in capsys.readouterr().err
+    assert "pip install 'compressive[topics]'" in capsys.readouterr().err
 
 
 def test_the_topics_kept_are_of_these_settings():

@@ -73,7 +73,7 @@ def test_a_long_file_is_never_in_memory_at_once(tmp_path):
 
 def test_without_soundfile_the_install_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(audio.AudioMissingError, match=r"pip install -e '\.\[audio\]'"):
+    with pytest.raises(audio.AudioMissingError, match=r"pip install 'compressive\[audio\]'"):
         list(audio.read_audio(io.BytesIO()))
 
 

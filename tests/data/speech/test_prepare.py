@@ -205,7 +205,7 @@ def test_audio_and_text_have_different_tokenizers(clips, tmp_path, capsys):
 def test_without_soundfile_the_command_says_what_to_install(clips, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     assert prepare("speech", "--source", clips, "--data-dir", tmp_path) == 2
-    assert "pip install -e '.[audio]'" in capsys.readouterr().err
+    assert "pip install 'compressive[audio]'" in capsys.readouterr().err
 
 
 def test_published_speech_is_fetched_and_checked(tmp_path, monkeypatch, capsys):

@@ -225,5 +225,5 @@ def _scikit_learn() -> tuple[Any, frozenset[str]]:
         from sklearn.decomposition import LatentDirichletAllocation
         from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
     except ImportError as error:
-        raise TopicsError(f"topics need scikit-learn: pip install -e '.[topics]' ({error})") from None
+        raise TopicsError(f"topics need scikit-learn: pip install 'compressive[topics]' ({error})") from None
     return LatentDirichletAllocation, ENGLISH_STOP_WORDS

@@ -40,7 +40,7 @@ def require_audio() -> tuple[Any, Any]:
         import soxr
     except (ImportError, OSError) as error:  # OSError: libsndfile is missing
         raise AudioMissingError(
-            f"reading audio files needs soundfile and soxr: pip install -e '.[audio]' ({error})"
+            f"reading audio files needs soundfile and soxr: pip install 'compressive[audio]' ({error})"
         ) from None
     return soundfile, soxr
 

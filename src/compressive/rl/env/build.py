@@ -22,5 +22,5 @@ def build_task(
     try:
         from compressive.rl.env.adapter import GymnasiumTask
     except ImportError as error:
-        raise ValueError(f"task {config.name!r}: needs Gymnasium; pip install -e '.[rl]' ({error})") from None
+        raise ValueError(f"task {config.name!r}: needs Gymnasium; pip install 'compressive[rl]' ({error})") from None
     return GymnasiumTask(config, seed, device, render)

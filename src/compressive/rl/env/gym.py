@@ -9,18 +9,22 @@ envs = gymnasium.make_vec("compressive/Rooms-v0", num_envs=64, delays=(0, 64))
 
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
 from compressive.config.agent import TaskConfig
 from compressive.rl.env.rooms import Rooms
 from compressive.rl.env.task import Transition
+
+try:
+    import gymnasium
+    from gymnasium.spaces import Box, Discrete
+    from gymnasium.vector import AutoresetMode, VectorEnv
+    from gymnasium.vector.utils import batch_space
+except ImportError as error:
+    raise ImportError(f"needs Gymnasium ({error}): pip install 'compressive[rl]'") from error
 
 ID = "compressive/Rooms-v0"
 _METADATA = {"render_modes": ["rgb_array"], "render_fps": 15}
