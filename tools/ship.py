@@ -38,7 +38,7 @@ from compressive.runs.run import RELEASE, Run, read_config
 from compressive.runs.shipped import EXCERPT, SHIPPED, spelled
 from compressive.runs.trained import Trained
 from compressive.runs.weights import read_weights, weight_files
-from compressive.runtime import pick_device, write_atomically
+from compressive.runtime import autocast, pick_device, write_atomically
 
 TOKENS = {"train": 10_000, "valid": 100_000, "test": 100_000}
 """Tokens of each split in the excerpt; nothing reads the training text, which a corpus must have."""
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder to create (default: the run's name, in the package)")
     parser.add_argument("--precision", choices=("bf16", "int8"), default="bf16", help="of text (default: %(default)s)")
     parser.add_argument("--shard-size", type=int, default=0, help="MiB of a file; 0 for one file (default: 0)")
+    parser.add_argument("--arithmetic", choices=("fp32", "bf16"), default="fp32", help="of scoring (default: fp32)")
     parser.add_argument("--device", default="auto", help="where to score (default: %(default)s)")
     options = parser.parse_args()
     folder = options.out or SHIPPED / options.run.resolve().name
@@ -90,15 +91,18 @@ def ship_text(options: argparse.Namespace, folder: Path) -> str:
     write_excerpt(corpus, folder / EXCERPT)
 
     trained = Trained.load(Run.open(folder))
-    on_valid = Reading("valid", options.streams, options.valid)
+    on_valid = Reading("valid", options.streams, options.valid, options.arithmetic)
     swept = scored(trained, corpus, options.sizes, on_valid, world)
     best = transformer(min(swept, key=lambda result: result.headline).config.model)
     sizes = {str(size): None for size in (trained_size(trained), best.compressed_size)}
-    tested = scored(trained, corpus, ",".join(sizes), Reading("test", options.streams), world)
+    tested = scored(
+        trained, corpus, ",".join(sizes), Reading("test", options.streams, precision=options.arithmetic), world
+    )
     write_atomically(folder / "evaluation" / "test.json", json.dumps(tested[0].as_dict(), indent=1) + "\n")
     model = trained.model(transformer(trained.config), world.device)
     assert isinstance(model, CompressiveLM)
-    memory = measure_memory(model, corpus.split("valid"), tokens=200_000, streams=options.streams)
+    with autocast(world.device, options.arithmetic):
+        memory = measure_memory(model, corpus.split("valid"), tokens=200_000, streams=options.streams)
 
     exact, rounded = (
         scored(weights, corpus, str(trained_size(trained)), on_valid, world)[0].metrics.bits_per_token
@@ -106,6 +110,7 @@ def ship_text(options: argparse.Namespace, folder: Path) -> str:
     )
     about = provenance(run.folder, folder, trained.weights) | {
         "precision": options.precision,
+        "arithmetic": options.arithmetic,
         "rounding_bits_per_token": rounded - exact,
         "validation": [result.as_dict() for result in swept],
         "test": [result.as_dict() for result in tested],
@@ -207,7 +212,7 @@ def card(found: Mapping[str, Any], corpus: Corpus) -> str:
     )
     scores = (
         f"**Scores** of the whole test split, {tests[0]['tokens']:,} tokens read in {tests[0]['streams']} streams, "
-        "with the weights as they ship:"
+        f"with the weights as they ship, in {found['arithmetic']}:"
     )
     used = (
         f"**Memory.** With compressed memory hidden, a token costs {worth['mean']:.4f} ± {worth['error']:.4f} bits "
