@@ -35,7 +35,7 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("name", "current"), [("cuda:1", torch.device("cuda:1")), ("cuda", None), ("cpu", None)])
 def test_a_gpu_with_a_number_becomes_the_current_one(name, current, monkeypatch):
     """Captures take a stream of the current device: one of another GPU's work would be empty."""
-    became = []
+    became: list[torch.device] = []
     on_cpu = torch.empty(1)
     monkeypatch.setattr(torch, "empty", lambda *shape, device: on_cpu)
     monkeypatch.setattr(torch.cuda, "set_device", became.append)

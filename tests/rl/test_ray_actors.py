@@ -34,6 +34,7 @@ def test_two_ray_actors(tmp_path, monkeypatch):
 def test_a_cluster_that_refuses_is_explained(monkeypatch):
     """Since Ray 2.59 a cluster may ask for a token, and says to its user only that it cannot be reached."""
     from compressive.rl import ray_actors
+    from compressive.rl.agent.agent import Agent
 
     def refuse(**options):
         raise ConnectionError("Failed to connect to Ray cluster at 192.0.2.1:6379")
@@ -41,7 +42,7 @@ def test_a_cluster_that_refuses_is_explained(monkeypatch):
     monkeypatch.setattr(ray_actors, "ray", SimpleNamespace(is_initialized=lambda: False, init=refuse))
     run = tiny_agent_run(train={"actors": 2})
     with pytest.raises(ConnectionError, match=r"RAY_ADDRESS: Failed to connect .*:6379; .* RAY_AUTH_MODE=token"):
-        ray_actors.RemoteActors(run, ray_actors.Agent(run, *ray_actors.task_shapes(run)), ray_actors.CPU)
+        ray_actors.RemoteActors(run, Agent(run, *ray_actors.task_shapes(run)), torch.device("cpu"))
 
 
 def assert_some_act_with_older_weights(run):
