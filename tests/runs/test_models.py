@@ -17,7 +17,7 @@ from compressive.rl.evaluate import compare
 from compressive.runs.run import Run
 from compressive.runs.shipped import EXCERPT, SHIPPED, shipped_names
 
-TEXT = ("enwik8-small",)
+TEXT = ("books-small", "enwik8-small")
 LARGEST = {"rooms": 8.0}
 """MiB of weights; 16 for models of text."""
 
