@@ -135,9 +135,17 @@ def test_the_prompt_fills_every_memory():
 
 def test_a_row_has_every_figure():
     row = bench.measure(bench.ours(SMALL, CPU), SMALL, CPU, steps=2)
-    assert set(row) == set(bench.COLUMNS) - {"utilisation"}  # nobody knows a CPU's peak
+    assert set(row) == set(bench.COLUMNS) - {"utilisation", "micro_batch"}  # nobody knows a CPU's peak
     assert row["tokens_per_second"] == pytest.approx(2 * 16 / row["step_ms"] * 1e3)
     assert "sampled_per_second_batch_1" not in bench.measure(bench.ours(SMALL, CPU), SMALL, CPU, 1, sampled=0)
+
+
+def test_a_step_of_micro_batches_is_measured_whole():
+    config = dataclasses.replace(SMALL, train=dataclasses.replace(SMALL.train, batch=4, micro_batch=3))
+    row = bench.measure(bench.ours(config, CPU), config, CPU, steps=1, sampled=0)
+    assert set(row) == {"micro_batch", "step_ms", "peak_gib", "tokens_per_second"}
+    assert row["micro_batch"] == 3
+    assert row["tokens_per_second"] == pytest.approx(4 * 16 / row["step_ms"] * 1e3)
 
 
 def test_precision_reaches_forward_alone():

@@ -40,7 +40,7 @@ from compressive.runtime import (
     write_atomically,
 )
 from compressive.training.flops import peak_flops, training_flops_per_token
-from compressive.training.preflight import fit_device
+from compressive.training.preflight import fit_device, micro_batch
 from compressive.training.step import Step, Windows
 
 WARM_UP = 4
@@ -50,6 +50,7 @@ REPEATS = 3
 BATCHES = 1, 32
 """How many texts are sampled side by side."""
 COLUMNS = {
+    "micro_batch": ("micro-\nbatch", "d"),
     "tokens_per_second": ("training\ntokens/s", ",.0f"),
     "step_ms": ("ms/step", ",.1f"),
     "forward_ms": ("forward", ",.1f"),
@@ -69,8 +70,9 @@ Row = dict[str, Any]
 class Subject:
     """A model to be measured, ours or another."""
 
-    forward: Callable[[], Tensor]
-    """Read the next window of every stream, memory carried; return the loss to be minimised."""
+    forward: Callable[[], Tensor] | None
+    """Read the next window of every stream, memory carried; return the loss to be minimised. None where the streams do
+    not go through the model together: then a step is measured whole."""
     groups: Sequence[list[nn.Parameter]]
     """Parameters, in groups that are clipped together."""
     sample: Callable[[int, int, Callable[[], object]], object] | None = None
@@ -80,6 +82,8 @@ class Subject:
     """Clip and update, if not by torch's functions."""
     step: Callable[[], object] | None = None
     """A whole step, if it is not just forward, backward and update in turn."""
+    micro_batch: int | None = None
+    """Streams that go through the model together, if not all."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +124,14 @@ def ours(config: RunConfig, device: torch.device) -> Subject:
     torch.manual_seed(0)
     with torch.device(device):
         model = build_model(config.model).train()
-    step_fn = Step(model, config.train, World(device=device), config.train.batch)
+    batch, world = config.train.batch, World(device=device)
+    step_fn = Step(model, config.train, world, batch)
     x, y = random_tokens(config, device), random_tokens(config, device)
+    windows = Windows(x[None], y[None], None)
+    step_fn.micro_batch = micro_batch(config, world, batch)
+    if config.train.micro_batch == "auto" and device.type == "cuda":
+        step_fn.fit_micro_batch(windows)
+    parts = step_fn.micro_batch < batch
     prompt, memory = x[0].repeat(prompt_windows(config)), step_fn.memory.clone()
 
     def forward() -> Tensor:
@@ -135,14 +145,16 @@ def ours(config: RunConfig, device: torch.device) -> Subject:
         step_fn.update(step_fn.norms(), torch.ones((), dtype=torch.bool, device=device))
 
     def step() -> object:
-        return step_fn(Windows(x[None], y[None], None), 0)
+        return step_fn(windows, 0)
 
     def sample(batch: int, length: int, after_token: Callable[[], object]) -> None:
         with evaluating(model):  # once, or every token would switch the model's mode
             for _ in generate(model, prompt, length, samples=batch):
                 after_token()
 
-    return Subject(forward, step_fn.groups, sample, update, step)
+    return Subject(
+        None if parts else forward, step_fn.groups, sample, update, step, step_fn.micro_batch if parts else None
+    )
 
 
 def random_tokens(config: RunConfig, device: torch.device) -> Tensor:
@@ -165,7 +177,9 @@ def measure(subject: Subject, config: RunConfig, device: torch.device, steps: in
     So many tokens are sampled, a whole window by default: each position in it, and the compression at its end, once.
     """
     cast = autocast(device, config.train.precision)
-    row = measure_training(cast(subject.forward), subject.groups, device, steps, subject.update)
+    row: Row = {} if subject.micro_batch is None else {"micro_batch": subject.micro_batch}
+    if subject.forward is not None:
+        row |= measure_training(cast(subject.forward), subject.groups, device, steps, subject.update)
     if subject.step is not None:
         row |= measure_steps(subject.step, device, steps)
     speed = row["tokens_per_second"] = config.train.batch * config.model.window / row["step_ms"] * 1e3

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 from helpers import build, tiny_config
+from recorded_graph import recorded
 
+from compressive.evaluation import dynamic
 from compressive.evaluation.dynamic import dynamic_score
 from compressive.evaluation.score import score
 
@@ -98,3 +100,27 @@ def test_streams_limit_and_precision_are_those_of_plain_scoring():
 def test_an_invalid_learning_rate_is_refused(rate):
     with pytest.raises(ValueError, match=f"learning_rate={rate}: expected a number above 0"):
         dynamic_score(build(tiny_config()), text_of(9), learning_rate=rate)
+
+
+def test_windows_read_as_a_graph_give_the_same(monkeypatch):
+    """What is replayed updates the weights that the next replay reads."""
+    model, tokens = build(tiny_config()), text_of(101)
+    want = dynamic_score(model, tokens, learning_rate=0.01, streams=2)
+    captured = []
+
+    def capture(function):
+        captured.append(function)
+        return recorded(function)
+
+    monkeypatch.setattr(dynamic, "capture_for", lambda model: capture)
+    adam = torch.optim.Adam
+    monkeypatch.setattr(torch.optim, "Adam", lambda *args, fused, capturable, **more: adam(*args, fused=fused, **more))
+    np.testing.assert_allclose(dynamic_score(model, tokens, learning_rate=0.01, streams=2), want, atol=1e-9)
+    assert len(captured) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same():
+    model, tokens = build(tiny_config()), text_of(301)
+    want = dynamic_score(model, tokens, learning_rate=0.01, streams=2)
+    np.testing.assert_allclose(dynamic_score(model.cuda(), tokens, learning_rate=0.01, streams=2), want, atol=1e-7)

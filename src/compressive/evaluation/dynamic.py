@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from compressive.config import Precision
-from compressive.evaluation.score import Nats, Progress, Tokens, Window, read_through
+from compressive.evaluation.score import Nats, Progress, Replayed, Tokens, Window, capture_for, read_through
 from compressive.model.language_model import LanguageModel
 from compressive.model.memory import Memory
 from compressive.runtime import autocast
@@ -36,13 +36,16 @@ def dynamic_score(
 
     Both losses are minimised. Gradients of the task parameters and of the compressors are clipped separately to the
     norm `clip`, as in training. Adam starts with empty moments. Dropout is off, so one pass gives both the score and
-    the gradient. Raises ValueError if learning_rate is not above 0.
+    the gradient. On a GPU all of it, scoring and step, is replayed as a CUDA graph, see `capture_for`. Raises
+    ValueError if learning_rate is not above 0.
     """
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"learning_rate={learning_rate}: expected a number above 0, such as {LEARNING_RATE}")
     model = copy.deepcopy(model).requires_grad_(True)
     others, compressors = model.task_parameters(), model.compressor_parameters()
-    optimiser = torch.optim.Adam(others + compressors, lr=learning_rate)
+    capture = capture_for(model)
+    captured = capture is not None
+    optimiser = torch.optim.Adam(others + compressors, lr=learning_rate, fused=captured or None, capturable=captured)
 
     def read(window: Window, memory: Memory) -> tuple[Tensor, Memory]:
         with autocast(next(model.parameters()).device, precision):
@@ -57,5 +60,6 @@ def dynamic_score(
 
     with torch.enable_grad():
         return read_through(
-            model, tokens, read, streams=streams, precision=precision, limit=limit, progress=progress, clips=clips
-        )
+            model, tokens, read if capture is None else Replayed(read, capture), streams=streams, precision=precision,
+            limit=limit, progress=progress, clips=clips,
+        )  # fmt: skip
