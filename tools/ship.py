@@ -6,13 +6,15 @@
         --results experiments/results/enwik8-best/DATE-DEVICE.json       # one that is too large for the package
 
 A model of text ships in bf16 with an excerpt of its corpus. What is scored is what ships, the rounded weights: the
-whole test split with the memory sizes of training, and with the compressed size that is best on validation; for weights
-in 8 bits also by how much they differ from the run's own, on validation. An agent plays 1,024 episodes, beside the
-random policy and the oracle. The card, README.md, has only figures of the results file. The folder, in
-src/compressive/shipped/ unless `--out` names another, must not exist yet.
+whole test split with the memory sizes of training, and with those that are best on validation; with `--dynamic` also by
+dynamic evaluation, at the rate that is best on validation; for weights in 8 bits also by how much they differ from the
+run's own, on validation. An agent plays 1,024 episodes, beside the random policy and the oracle. The card, README.md,
+has only figures of the results file. The folder, in src/compressive/shipped/ unless `--out` names another, must not
+exist yet.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -34,9 +36,10 @@ from compressive.rl import release
 from compressive.rl.evaluate import compare
 from compressive.rl.run import AgentFolder
 from compressive.runs.export import export
+from compressive.runs.origin import Origin
 from compressive.runs.run import RELEASE, Run, read_config
 from compressive.runs.shipped import EXCERPT, SHIPPED, spelled
-from compressive.runs.trained import Trained
+from compressive.runs.trained import EvalConfig, Trained
 from compressive.runs.weights import read_weights, weight_files
 from compressive.runtime import autocast, pick_device, write_atomically
 
@@ -51,7 +54,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--results", type=Path, required=True, help="results file to write")
+    parser.add_argument("--memory-sizes", help="recent sizes to try (default: that of training)")
     parser.add_argument("--sizes", default="64,128,256,512", help="compressed sizes to try (default: %(default)s)")
+    parser.add_argument("--dynamic", type=float, nargs="*", default=[], help="rates of dynamic evaluation to try")
     parser.add_argument("--streams", type=int, default=16, help="streams to read (default: %(default)s)")
     parser.add_argument(
         "--valid", type=int, default=500_000, help="tokens to choose the size on (default: %(default)s)"
@@ -92,12 +97,12 @@ def ship_text(options: argparse.Namespace, folder: Path) -> str:
 
     trained = Trained.load(Run.open(folder))
     on_valid = Reading("valid", options.streams, options.valid, options.arithmetic)
-    swept = scored(trained, corpus, options.sizes, on_valid, world)
-    best = transformer(min(swept, key=lambda result: result.headline).config.model)
-    sizes = {str(size): None for size in (trained_size(trained), best.compressed_size)}
-    tested = scored(
-        trained, corpus, ",".join(sizes), Reading("test", options.streams, precision=options.arithmetic), world
-    )
+    on_test = Reading("test", options.streams, precision=options.arithmetic)
+    swept = scored(trained, corpus, combinations(trained, options.memory_sizes, options.sizes), on_valid, world)
+    best = min(swept, key=lambda result: result.headline).config
+    sizes = list(dict.fromkeys([trained.eval_config(), best]))
+    tested = scored(trained, corpus, sizes, on_test, world)
+    adapted = dynamic(trained, corpus, best, options.dynamic, (on_valid, on_test), world)
     write_atomically(folder / "evaluation" / "test.json", json.dumps(tested[0].as_dict(), indent=1) + "\n")
     model = trained.model(transformer(trained.config), world.device)
     assert isinstance(model, CompressiveLM)
@@ -105,7 +110,7 @@ def ship_text(options: argparse.Namespace, folder: Path) -> str:
         memory = measure_memory(model, corpus.split("valid"), tokens=200_000, streams=options.streams)
 
     exact, rounded = (
-        scored(weights, corpus, str(trained_size(trained)), on_valid, world)[0].metrics.bits_per_token
+        scored(weights, corpus, [weights.eval_config()], on_valid, world)[0].metrics.bits_per_token
         for weights in (Trained.load(run), trained)
     )
     about = provenance(run.folder, folder, trained.weights) | {
@@ -114,6 +119,7 @@ def ship_text(options: argparse.Namespace, folder: Path) -> str:
         "rounding_bits_per_token": rounded - exact,
         "validation": [result.as_dict() for result in swept],
         "test": [result.as_dict() for result in tested],
+        "dynamic": adapted,
         "memory": memory.as_dict(),
     }
     found = written(options.results, f"the shipped model {folder.name}: training, scores, use of memory", about)
@@ -121,22 +127,31 @@ def ship_text(options: argparse.Namespace, folder: Path) -> str:
 
 
 def provenance(source: Path, folder: Path, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """How the weights of a run came about, and the curve of training."""
-    starts, records = (
-        [json.loads(line) for line in (source / name).read_text("utf-8").splitlines()]
-        for name in ("environment.jsonl", "metrics.jsonl")
-    )
-    kept = ("commit", "time", "python", "torch", "gpu", "cpu_cores", "threads")
-    curve = ("kind", "step", "seconds", "bits", "compression_loss", "return", "choices", "choice_accuracy")
+    """What was made of a run's weights, and how they came about."""
     return {
         "name": folder.name,
         "called": spelled(folder),
         "parameters": sum(tensor.numel() for tensor in weights.values()),
         "bytes": sum(file.stat().st_size for file in weight_files(folder)),
+        **training(source),
+    }
+
+
+def training(source: Path) -> dict[str, Any]:
+    """Commands, configuration and curve of a run, and `before` it those of the run that it started from."""
+    starts, records = (
+        [json.loads(line) for line in (source / name).read_text("utf-8").splitlines()]
+        for name in ("environment.jsonl", "metrics.jsonl")
+    )
+    origin = Origin.read(source)
+    kept = ("commit", "time", "python", "torch", "gpu", "cpu_cores", "threads")
+    curve = ("kind", "step", "seconds", "bits", "compression_loss", "return", "choices", "choice_accuracy")
+    return {
         "trained": [{name: start[name] for name in kept} | {"command": start["command"][1:]} for start in starts],
         "seconds": records[-1]["seconds"],
         "config": json.loads((source / "config.json").read_text("utf-8")),
         "curve": [{key: record[key] for key in curve if key in record} for record in records],
+        **({} if origin is None else {"before": training(Path(origin.source))}),
     }
 
 
@@ -147,22 +162,39 @@ def written(results: Path, what: str, about: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def trained_size(trained: Trained) -> int:
-    """The compressed size in training."""
-    size = transformer(trained.config).compressed_size
-    assert isinstance(size, int)
-    return size
-
-
-def scored(trained: Trained, corpus: Corpus, sizes: str, reading: Reading, world: World) -> list[Result]:
-    """Score with several compressed sizes."""
+def scored(trained: Trained, corpus: Corpus, configs: list[EvalConfig], reading: Reading, world: World) -> list[Result]:
+    """Score with several memory sizes."""
     found = []
-    for result in sweep(trained, corpus, combinations(trained, None, sizes), reading, world):
+    for result in sweep(trained, corpus, configs, reading, world):
         found.append(result)
-        print(
-            f"{reading.split}: {memory_of(result.as_dict())}: {result.headline:.4f}, {result.seconds:.0f} s", flush=True
-        )
+        how = reading.split if reading.dynamic is None else f"{reading.split}, dynamic at {reading.dynamic:g}"
+        print(f"{how}: {memory_of(result.as_dict())}: {result.headline:.4f}, {result.seconds:.0f} s", flush=True)
     return found
+
+
+def dynamic(
+    trained: Trained,
+    corpus: Corpus,
+    config: EvalConfig,
+    rates: list[float],
+    readings: tuple[Reading, Reading],
+    world: World,
+) -> dict[str, list[dict[str, Any]]]:
+    """Score by dynamic evaluation: validation at every rate, test at the best of them; nothing without rates."""
+    if not rates:
+        return {}
+    on_valid, on_test = readings
+
+    def at(rate: float, reading: Reading) -> Result:
+        return scored(trained, corpus, [config], dataclasses.replace(reading, dynamic=rate), world)[0]
+
+    swept = {rate: at(rate, on_valid) for rate in rates}
+    best = min(swept, key=lambda rate: swept[rate].headline)
+    found = {"validation": swept, "test": {best: at(best, on_test)}}
+    return {
+        split: [{"learning_rate": rate, **result.as_dict()} for rate, result in results.items()]
+        for split, results in found.items()
+    }
 
 
 def write_excerpt(corpus: Corpus, folder: Path) -> None:
@@ -182,20 +214,23 @@ def memory_of(result: Mapping[str, Any]) -> str:
 
 def card(found: Mapping[str, Any], corpus: Corpus) -> str:
     """The model card, from the results file."""
-    model, train, memory = found["config"]["model"], found["config"]["train"], found["memory"]
-    tests, start, name = found["test"], found["trained"][0], found["name"]
+    model, memory = found["config"]["model"], found["memory"]
+    tests, name = found["test"], found["name"]
     of_bytes = corpus.tokenizer.kind == "bytes"
     tokens = "bytes" if of_bytes else f"{model['vocab_size']:,} subwords"
-    where, tokens_read = trained_on(start), train["steps"] * train["batch"] * model["window"]
+    adapted = found["dynamic"].get("test", [])
+    rows = [(memory_of(test), test) for test in tests]
+    rows += [(f"the same, dynamic evaluation at a rate of {test['learning_rate']:g}", test) for test in adapted]
     if of_bytes:
         table = ["| memory | bits per character |", "|---|---|"]
-        table += [f"| {memory_of(test)} | {test['bits_per_character']:.4f} |" for test in tests]
+        table += [f"| {how} | {test['bits_per_character']:.4f} |" for how, test in rows]
     else:
         table = ["| memory | perplexity per word | bits per byte |", "|---|---|---|"]
-        table += [
-            f"| {memory_of(test)} | {test['word_perplexity']:.2f} | {test['bits_per_byte']:.4f} |" for test in tests
-        ]
-    chosen = f"The second size was chosen on {found['validation'][0]['tokens']:,} tokens of validation."
+        table += [f"| {how} | {test['word_perplexity']:.2f} | {test['bits_per_byte']:.4f} |" for how, test in rows]
+    what = (
+        "The sizes of the second row and the rate of the third were" if adapted else "The sizes of the second row were"
+    )
+    chosen = f"{what} chosen on {found['validation'][0]['tokens']:,} tokens of validation."
     worth, empty = memory["compressed_worth"], memory["since_empty"][0]
     about = (
         f"A Compressive Transformer of {found['parameters'] / 1e6:.1f} million parameters: {model['n_layers']} layers "
@@ -205,11 +240,7 @@ def card(found: Mapping[str, Any], corpus: Corpus) -> str:
         f"{found['rounding_bits_per_token']:.4f} bits per token of validation text."
     )
     data = f"**Data.** {corpus.name}, {corpus.bytes('train') / 1e6:,.0f} MB of training text. {corpus.manifest.note}"
-    training = (
-        f"**Training.** `compressive {' '.join(start['command'])}`: {train['steps']:,} steps of {train['batch']} "
-        f"streams, {tokens_read / 1e6:.0f} million tokens, in {found['seconds'] / 3600:.1f} hours on {where}; seed "
-        f"{train['seed']}, commit {start['commit']}."
-    )
+    training = f"**Training.** {' '.join(stages(found))}"
     scores = (
         f"**Scores** of the whole test split, {tests[0]['tokens']:,} tokens read in {tests[0]['streams']} streams, "
         f"with the weights as they ship, in {found['arithmetic']}:"
@@ -232,8 +263,22 @@ def card(found: Mapping[str, Any], corpus: Corpus) -> str:
         ["```sh", *(f"compressive {words.replace('NAME', found['called'])}" for words in commands), "```"]
     )
     paragraphs = [data, training, scores, "\n".join(table), *[chosen] * (len(tests) > 1), used, limits, files]
-    wrapped = [text if text.startswith("|") else fill(text, 120) for text in paragraphs]
+    wrapped = [text if text.startswith("|") else fill(text, 120, break_on_hyphens=False) for text in paragraphs]
     return "\n\n".join([f"# {name}", fill(about, 120), shown, *wrapped]) + "\n"
+
+
+def stages(found: Mapping[str, Any]) -> list[str]:
+    """How a model was trained, a sentence for each run that it took, the first run first."""
+    model, train, start = found["config"]["model"], found["config"]["train"], found["trained"][0]
+    tokens, minutes = train["steps"] * train["batch"] * model["window"], found["seconds"] / 60
+    took = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{minutes:.1f} minutes"
+    before = stages(found["before"]) if "before" in found else []
+    return [
+        *before,
+        f"{'Then ' * bool(before)}`compressive {' '.join(start['command'])}`: {train['steps']:,} steps of "
+        f"{train['batch']} streams, {tokens / 1e6:.0f} million tokens, in {took} on {trained_on(start)}; seed "
+        f"{train['seed']}, commit {start['commit']}.",
+    ]
 
 
 def trained_on(start: Mapping[str, Any]) -> str:

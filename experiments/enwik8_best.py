@@ -1,0 +1,65 @@
+"""The best Compressive Transformer on enwik8 that minutes of one GPU give: trained, scored and packed.
+
+    compressive data prepare enwik8
+    python experiments/enwik8_best.py --results experiments/results/enwik8-best/DATE-h200.json
+
+Two runs of the preset `enwik8-best`, by `compressive train`. The first has short memories, which make a step cheaper,
+and a constant rate. The second starts from its weights, has the preset's memories, and its rate falls to zero. Then
+`tools/ship.py` writes the weights in 8 bits to `--weights`, and scores them: memory sizes and the rate of dynamic
+evaluation are chosen on validation, for the whole test split. A run that is finished is not trained again, one that was
+cut off goes on; `--retries` does so by itself after a crash.
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from compressive.console import note, warn
+
+PRESET = "enwik8-best"
+
+
+def main() -> None:
+    """Train, then score and pack."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first-steps", type=int, default=18000, help="steps of the first run (default: %(default)s)")
+    parser.add_argument("--first-memory", type=int, default=256, help="its recent slots (default: %(default)s)")
+    parser.add_argument("--first-compressed", type=int, default=128, help="its compressed slots (default: %(default)s)")
+    parser.add_argument("--flags", default="", help="more flags of both runs, for `compressive train`")
+    parser.add_argument("--retries", type=int, default=0, help="how often a run that crashed goes on (default: 0)")
+    parser.add_argument("--scoring", default="", help="more flags of tools/ship.py")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of both runs (default: %(default)s)")
+    parser.add_argument("--weights", type=Path, default=Path("weights") / PRESET, help="(default: %(default)s)")
+    parser.add_argument("--results", type=Path, required=True, help="results file to write")
+    options = parser.parse_args()
+    first, best, flags = options.out / f"{PRESET}-first", options.out / PRESET, shlex.split(options.flags)
+    memories = ["--model.memory-size", options.first_memory, "--model.compressed-size", options.first_compressed]
+    constant = ["--train.steps", options.first_steps, "--train.hold-steps", options.first_steps]
+    train([*flags, *memories, *constant, "--out", first], options.retries)
+    train([*flags, "--from", first, "--out", best], options.retries)
+    ship = [Path(__file__).parents[1] / "tools" / "ship.py", best, "--results", options.results]
+    how = ["--out", options.weights, "--precision", "int8", "--shard-size", 15, "--arithmetic", "bf16"]
+    subprocess.run(words([sys.executable, *ship, *how, *shlex.split(options.scoring)]), check=True)
+
+
+def train(flags: list[object], retries: int) -> None:
+    """Train to the end, going on from the last checkpoint after each crash."""
+    command = words([sys.executable, "-m", "compressive", "train", PRESET, *flags, "--resume"])
+    for crashes in range(retries + 1):
+        note(shlex.join(command[1:]))
+        if (code := subprocess.run(command, check=False).returncode) == 0:
+            return
+        warn(f"training ended with code {code}, {crashes + 1} times")
+    raise SystemExit(code)
+
+
+def words(command: Iterable[object]) -> list[str]:
+    """The words of a command."""
+    return [str(word) for word in command]
+
+
+if __name__ == "__main__":
+    main()
