@@ -12,16 +12,16 @@ from compressive.training.muon import Muon, layer_matrices, orthogonal
 SHAPES = ((8, 8), (8, 24), (24, 8), (8, 8))
 
 
-@pytest.mark.parametrize("clip", [100.0, 0.5])
-def test_it_is_torch_s(clip):
+@pytest.mark.parametrize(("clip", "decay"), [(100.0, 0.0), (0.5, 0.0), (0.5, 0.7)])
+def test_it_is_torch_s(clip, decay):
     """Torch's iterates in bf16, so updates agree to its precision."""
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
-    muon = Muon(dict.fromkeys(ours, 1), 3.0, clip)
+    muon = Muon(dict.fromkeys(ours, 1), 3.0, clip, decay)
     rate = 0.01
     reference = torch.optim.Muon(
-        theirs, lr=3 * rate, weight_decay=0, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw"
+        theirs, lr=3 * rate, weight_decay=decay, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw"
     )
     for _ in range(3):
         gradients = [torch.randn(shape) for shape in SHAPES]
@@ -63,6 +63,16 @@ def test_a_gradient_may_have_any_layout_or_be_missing():
     Muon({a: 1, b: 1}, 1.0, 1.0)(torch.tensor(0.1), torch.tensor(1.0), torch.tensor(True))
     assert a.detach().abs().sum() > 0
     assert torch.equal(b, torch.ones(8, 8))
+
+
+def test_nothing_decays_in_a_step_that_is_not_good():
+    weight = nn.Parameter(torch.ones(8, 8))
+    muon = Muon({weight: 1}, 2.0, 1.0, 0.5)
+    weight.grad = torch.zeros(8, 8)
+    muon(torch.tensor(0.1), torch.tensor(float("nan")), torch.tensor(False))
+    assert torch.equal(weight, torch.ones(8, 8))
+    muon(torch.tensor(0.1), torch.tensor(0.0), torch.tensor(True))
+    torch.testing.assert_close(weight.detach(), torch.full((8, 8), 0.9))
 
 
 @pytest.mark.parametrize(

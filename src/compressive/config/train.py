@@ -16,7 +16,7 @@ Optimiser = Literal["adam", "muon"]
 Decay = Literal["cosine", "linear"]
 ZERO_ALLOWED = (
     "final_learning_rate", "warmup_steps", "hold_steps", "decay_steps", "weight_average", "update_every_from",
-    "reset_probability", "seed", "eval_every", "sample_every",
+    "reset_probability", "seed", "eval_every", "sample_every", "weight_decay",
 )  # fmt: skip
 """Fields of `TrainConfig` that may be 0."""
 
@@ -54,6 +54,9 @@ class TrainConfig:
     """adam, or (ours) muon: Muon for the matrices of the layers and compressors, Adam for everything else."""
     muon_scale: float = 1.0
     """Learning rate of Muon as a multiple of Adam's; at 1 its updates are as large as Adam's typically are."""
+    weight_decay: float = 0.0
+    """Share of the matrices that Muon updates which one step at learning rate 1 would take away (ours). Without it a
+    long time at a high rate lets them grow until training degrades. 0: none, as in the paper."""
     initial_learning_rate: float = 1e-6
     """Learning rate of the first step."""
     final_learning_rate: float = 1e-6
@@ -121,6 +124,8 @@ class TrainConfig:
         require(
             not sharded, "optimiser", self.optimiser, "adam with parallel='fsdp': Muon needs whole matrices; or ddp"
         )
+        decays = self.weight_decay > 0 and self.optimiser != "muon"
+        require(not decays, "weight_decay", self.weight_decay, "0 with optimiser='adam'; only Muon's matrices decay")
         average = self.weight_average
         require(average < 1, "weight_average", average, "a number from 0 up to, but not including, 1")
         require(chance <= 1, "reset_probability", chance, "a number from 0 to 1")

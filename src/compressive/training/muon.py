@@ -46,14 +46,17 @@ class Muon:
         matrices: parameters (rows, columns), and of how many matrices, one below the other, each consists.
         scale: multiplies the learning rate.
         clip: the largest gradient norm.
+        weight_decay: share of a parameter that a step at rate 1 takes away, apart from the update (decoupled).
 
     Attributes:
         state: `momentum` of each parameter, in its shape.
 
     """
 
-    def __init__(self, matrices: Mapping[nn.Parameter, int], scale: float, clip: float) -> None:
-        self.scale, self.clip = scale, clip
+    def __init__(
+        self, matrices: Mapping[nn.Parameter, int], scale: float, clip: float, weight_decay: float = 0.0
+    ) -> None:
+        self.scale, self.clip, self.weight_decay = scale, clip, weight_decay
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
         self.batches: list[
             tuple[list[nn.Parameter], Tensor]
@@ -85,6 +88,9 @@ class Muon:
             change = torch.where(good, update.to(momentum.dtype) * -size, 0)
             changes = change.split([parameter.numel() // momentum[0].numel() for parameter in members])
             shaped = [part.view(parameter.shape) for part, parameter in zip(changes, members, strict=True)]
+            if self.weight_decay:
+                kept = torch.where(good, 1 - rate * (self.scale * self.weight_decay), 1)
+                torch._foreach_mul_(list[Tensor](members), kept)
             torch._foreach_add_(list[Tensor](members), shaped)
 
 

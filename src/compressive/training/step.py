@@ -89,7 +89,7 @@ class Step:
         matrices = layer_matrices(model) if options.optimiser == "muon" else {}
         counts = {self.named[name]: n for name, n in matrices.items()}
         self.muons = [
-            Muon({p: counts[p] for p in group if p in counts}, options.muon_scale, options.clip)
+            Muon({p: counts[p] for p in group if p in counts}, options.muon_scale, options.clip, options.weight_decay)
             for group in self.groups
         ]
         self.optimiser = _optimiser([p for p in self.named.values() if p not in counts], rate, on_device)
