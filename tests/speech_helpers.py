@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soundfile
 
 from compressive.config import DataConfig, ModelConfig, RunConfig, TrainConfig, WaveNetConfig
 from compressive.data.corpus import Clip, Corpus, write_corpus
@@ -16,6 +15,8 @@ def tone(seconds: float, rate: int = 24_000, hertz: float = 440.0, loud: float =
 
 
 def write_audio(path: Path, samples: np.ndarray, rate: int = 24_000, **options: Any) -> Path:
+    import soundfile  # an extra; most tests that use this module need no file
+
     path.parent.mkdir(parents=True, exist_ok=True)
     soundfile.write(path, samples, rate, **options)
     return path
