@@ -210,6 +210,29 @@ def test_waiting_threads_spin_briefly_unless_the_user_has_a_say(own, expected):
     assert done.stdout.splitlines()[-1] == str(expected)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+@pytest.mark.parametrize(("own", "kept"), [({}, True), ({"MALLOC_TOP_PAD_": "0"}, False)])
+def test_freed_memory_is_kept_for_the_next_tensors_unless_the_user_has_a_say(own, kept):
+    """Memory that is kept needs no page faults when it is written again."""
+    code = """if True:
+        import ctypes, resource
+        from compressive.__main__ import keep_freed_memory
+        keep_freed_memory()
+        libc, size = ctypes.CDLL(None), 64 * 2**20
+        libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+        def faults():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            block = libc.malloc(size)
+            ctypes.memset(block, 1, size)
+            libc.free(block)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        print(faults(), faults())"""
+    bare = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run([sys.executable, "-c", code], env=bare | own, capture_output=True, text=True, check=True)
+    first, again = map(int, done.stdout.split())
+    assert (again < first / 8) is kept
+
+
 def test_completion_knows_commands_presets_and_flags(tmp_path, capsys):
     assert main(["completion", "bash"]) == 0
     (tmp_path / "complete.sh").write_text(capsys.readouterr().out)
