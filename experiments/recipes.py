@@ -32,6 +32,7 @@ def variants(rate: float, batch: int) -> dict[str, Flags]:
         **{f"muon-{scale}": muon | {"--train.muon-scale": scale} for scale in (1, 2, 4, 8)},
         "linear-to-zero": to_zero | {"--train.decay": "linear"},
         "muon-4-linear-to-zero": muon | to_zero | {"--train.muon-scale": 4, "--train.decay": "linear"},
+        "muon-4-weight-decay-0.2": muon | {"--train.muon-scale": 4, "--train.weight-decay": 0.2},
         "average-0.999": {"--train.weight-average": 0.999},
         "clip-1": {"--train.clip": 1.0},
         "dropout-0": {"--model.dropout": 0.0},
