@@ -1,0 +1,50 @@
+"""`tools/ship.py`: a release of a run that took two runs, its scores, and a card with these and no others."""
+
+import json
+import runpy
+import sys
+
+import pytest
+import torch
+from helpers import ROOT
+from training_helpers import tiny_corpus, tiny_run_config
+
+import compressive
+from compressive.distributed import World
+from compressive.training import loop
+from compressive.training.preflight import begin
+
+
+@pytest.mark.slow
+def test_a_model_of_two_runs_is_packed_scored_and_described(tmp_path, monkeypatch, capsys):
+    tiny_corpus(tmp_path)
+    folders, source = [tmp_path / "first", tmp_path / "second"], None
+    for folder, steps in zip(folders, (4, 6), strict=True):
+        config = tiny_run_config(tmp_path, steps=steps, eval_every=0, seed=steps)
+        loop.train(begin(folder, config, (), False, World(), source))
+        source = folder
+    release, results = tmp_path / "release", tmp_path / "results.json"
+    words = [folders[1], "--results", results, "--out", release, "--precision", "int8", "--streams", 2, "--valid", 400,
+             "--memory-sizes", "16,32", "--sizes", "8", "--dynamic", 1e-3, 1e-9, "--device", "cpu"]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["ship.py", *map(str, words)])
+    runpy.run_path(str(ROOT / "tools" / "ship.py"), run_name="__main__")
+
+    found, card = json.loads(results.read_text("utf-8")), (release / "README.md").read_text("utf-8")
+    assert card in capsys.readouterr().out
+    assert (found["config"]["train"]["steps"], found["before"]["config"]["train"]["steps"]) == (6, 4)
+    plain = " ".join(card.split())
+    assert plain.index("4 steps of 4 streams") < plain.index("Then `compressive") < plain.index("6 steps of 4 streams")
+    best = min(found["validation"], key=lambda row: row["bits_per_character"])
+    assert {row["memory_size"] for row in found["validation"]} == {16, 32}
+    assert [row["memory_size"] for row in found["test"]] == list(dict.fromkeys([16, best["memory_size"]]))
+    (adapted,) = found["dynamic"]["test"]
+    rates = {row["learning_rate"]: row["bits_per_character"] for row in found["dynamic"]["validation"]}
+    assert rates[adapted["learning_rate"]] == min(rates.values())
+    assert adapted["memory_size"] == best["memory_size"]
+    for row in (*found["test"], adapted):
+        assert row["whole_split"]
+        assert f"| {row['bits_per_character']:.4f} |" in card
+    assert f"dynamic evaluation at a rate of {adapted['learning_rate']:g} |" in card
+    weights = compressive.load(str(release), device="cpu").model.state_dict()
+    assert sum(tensor.numel() for tensor in weights.values()) == found["parameters"]
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
