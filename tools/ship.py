@@ -10,7 +10,7 @@ whole test split with the memory sizes of training, and with those that are best
 dynamic evaluation, at the rate that is best on validation; for weights in 8 bits also by how much they differ from the
 run's own, on validation. An agent plays 1,024 episodes, beside the random policy and the oracle. The card, README.md,
 has only figures of the results file. The folder, in src/compressive/shipped/ unless `--out` names another, must not
-exist yet.
+exist yet, or be one of the same run whose scoring was cut off.
 """
 
 import argparse
@@ -92,8 +92,9 @@ def ship_text(options: argparse.Namespace, folder: Path) -> str:
     """Export and score a model of text; return its card."""
     run, world = Run.open(options.run), World(device=pick_device(options.device))
     corpus = run.corpus()
-    export(run, folder, precision=options.precision, shard_size=options.shard_size)
-    write_excerpt(corpus, folder / EXCERPT)
+    if not (folder / EXCERPT).exists() or (folder / "README.md").exists():
+        export(run, folder, precision=options.precision, shard_size=options.shard_size)
+        write_excerpt(corpus, folder / EXCERPT)
 
     trained = Trained.load(Run.open(folder))
     on_valid = Reading("valid", options.streams, options.valid, options.arithmetic)
@@ -227,10 +228,8 @@ def card(found: Mapping[str, Any], corpus: Corpus) -> str:
     else:
         table = ["| memory | perplexity per word | bits per byte |", "|---|---|---|"]
         table += [f"| {how} | {test['word_perplexity']:.2f} | {test['bits_per_byte']:.4f} |" for how, test in rows]
-    what = (
-        "The sizes of the second row and the rate of the third were" if adapted else "The sizes of the second row were"
-    )
-    chosen = f"{what} chosen on {found['validation'][0]['tokens']:,} tokens of validation."
+    what = "Sizes other than those of training" + " and the rate of dynamic evaluation" * bool(adapted)
+    chosen = f"{what} were chosen on {found['validation'][0]['tokens']:,} tokens of validation."
     worth, empty = memory["compressed_worth"], memory["since_empty"][0]
     about = (
         f"A Compressive Transformer of {found['parameters'] / 1e6:.1f} million parameters: {model['n_layers']} layers "
@@ -262,7 +261,7 @@ def card(found: Mapping[str, Any], corpus: Corpus) -> str:
     shown = "\n".join(
         ["```sh", *(f"compressive {words.replace('NAME', found['called'])}" for words in commands), "```"]
     )
-    paragraphs = [data, training, scores, "\n".join(table), *[chosen] * (len(tests) > 1), used, limits, files]
+    paragraphs = [data, training, scores, "\n".join(table), *[chosen] * (len(rows) > 1), used, limits, files]
     wrapped = [text if text.startswith("|") else fill(text, 120, break_on_hyphens=False) for text in paragraphs]
     return "\n\n".join([f"# {name}", fill(about, 120), shown, *wrapped]) + "\n"
 

@@ -45,6 +45,11 @@ def test_a_model_of_two_runs_is_packed_scored_and_described(tmp_path, monkeypatc
         assert row["whole_split"]
         assert f"| {row['bits_per_character']:.4f} |" in card
     assert f"dynamic evaluation at a rate of {adapted['learning_rate']:g} |" in card
+    (release / "README.md").unlink()  # as if scoring had been cut off
+    runpy.run_path(str(ROOT / "tools" / "ship.py"), run_name="__main__")
+    assert (release / "README.md").read_text("utf-8") == card
+    with pytest.raises(ValueError, match="release"):
+        runpy.run_path(str(ROOT / "tools" / "ship.py"), run_name="__main__")
     weights = compressive.load(str(release), device="cpu").model.state_dict()
     assert sum(tensor.numel() for tensor in weights.values()) == found["parameters"]
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
