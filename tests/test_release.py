@@ -46,6 +46,7 @@ def test_a_release_installs_into_a_bare_environment_and_works(tmp_path):
     assert not [name for name in held if name.startswith(("tests/", "books/", "docs/"))]
     with tarfile.open(sdist) as archive:
         assert any(name.endswith("/books/README.md") for name in archive.getnames())
+        assert not any("/weights/" in name for name in archive.getnames())
 
     venv.create(tmp_path / "env", with_pip=True)
     python, compressive = tmp_path / "env" / "bin" / "python", tmp_path / "env" / "bin" / "compressive"

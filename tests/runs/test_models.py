@@ -76,6 +76,24 @@ def test_the_card_has_the_figures_of_the_results(name):
     assert kept[metric] == found["test"][0][metric]
 
 
+@pytest.mark.slow
+def test_the_large_model_of_the_repository_is_what_its_card_says():
+    """Weights in 8 bits, in several files; it reads 2,048 bytes from an empty memory better than the small one."""
+    folder, found = ROOT / "weights" / "enwik8-best", results("enwik8-best")
+    shards = sorted(folder.glob("*.safetensors"))
+    assert len(shards) > 1
+    assert sum(shard.stat().st_size for shard in shards) == found["bytes"] <= 64 * 2**20
+    model = compressive.load(str(folder), device="cpu")
+    assert sum(parameter.numel() for parameter in model.model.parameters()) == found["parameters"]
+    text = np.asarray(Corpus.open(folder / EXCERPT).split("test")[:2_048], np.int64)
+    small = results("enwik8-small")["test"][0]["bits_per_character"]
+    assert found["test"][0]["bits_per_character"] / 1.2 < model.score(text, streams=2).bits < small
+    card = (folder / "README.md").read_text("utf-8")
+    for row in (*found["test"], *found["dynamic"].get("test", [])):
+        assert f"| {row['bits_per_character']:.4f} |" in card
+    assert f"commit {found['trained'][0]['commit']}" in card
+
+
 @pytest.mark.parametrize("name", TEXT)
 def test_the_preset_of_the_same_name_is_the_one_that_trained_it(name):
     from compressive.config import RunConfig
