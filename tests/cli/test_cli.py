@@ -249,7 +249,7 @@ def test_completion_knows_commands_presets_and_flags(tmp_path, capsys):
     assert complete("") == list(dict.fromkeys(name.split()[0] for name in COMMANDS))
     assert complete("data", "") == ["prepare", "pg19"]
     assert complete("data", "pg19", "v") == ["verify"]
-    assert complete("train", "enwik8-b") == ["enwik8-base", "enwik8-base-txl"]
+    assert complete("train", "enwik8-b") == ["enwik8-base", "enwik8-base-txl", "enwik8-best"]
     assert complete("train", "enwik8", "--train.st") == ["--train.steps"]
     assert complete("rl", "train", "rooms-t") == ["rooms-tiny", "rooms-txl"]
     assert complete("evaluate", "comp") == ["complete.sh"]
