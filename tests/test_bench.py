@@ -112,6 +112,7 @@ def test_a_sampler_that_samples_another_number_of_tokens_is_not_believed():
 
 def test_our_model_carries_its_memory_and_gives_both_losses():
     subject = bench.ours(SMALL, CPU)
+    assert subject.forward is not None
     first, second = subject.forward(), subject.forward()
     assert not torch.equal(first, second)  # the same window, after another memory
     second.backward()
