@@ -32,16 +32,19 @@ def main() -> None:
     parser.add_argument("--retries", type=int, default=0, help="how often a run that crashed goes on (default: 0)")
     parser.add_argument("--scoring", default="", help="more flags of tools/ship.py")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of both runs (default: %(default)s)")
-    parser.add_argument("--weights", type=Path, default=Path("weights") / PRESET, help="(default: %(default)s)")
+    parser.add_argument("--weights", type=Path, help="folder to write (default: enwik8-best-release beside the runs)")
     parser.add_argument("--results", type=Path, required=True, help="results file to write")
     options = parser.parse_args()
+    weights = options.weights or options.out / f"{PRESET}-release"
+    if (weights / "README.md").exists():
+        parser.error(f"--weights {weights}: holds a model already; name another folder")
     first, best, flags = options.out / f"{PRESET}-first", options.out / PRESET, shlex.split(options.flags)
     memories = ["--model.memory-size", options.first_memory, "--model.compressed-size", options.first_compressed]
     constant = ["--train.steps", options.first_steps, "--train.hold-steps", options.first_steps]
     train([*flags, *memories, *constant, "--out", first], options.retries)
     train([*flags, "--from", first, "--out", best], options.retries)
     ship = [Path(__file__).parents[1] / "tools" / "ship.py", best, "--results", options.results]
-    how = ["--out", options.weights, "--precision", "int8", "--shard-size", 15, "--arithmetic", "bf16"]
+    how = ["--out", weights, "--precision", "int8", "--shard-size", 15, "--arithmetic", "bf16"]
     subprocess.run(words([sys.executable, *ship, *how, *shlex.split(options.scoring)]), check=True)
 
 

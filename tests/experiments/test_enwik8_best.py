@@ -49,6 +49,13 @@ def test_the_second_run_starts_from_the_first_and_has_the_preset_s_memories(scri
     assert ship[1].endswith("ship.py")
     assert ship[2] == flag(second, "--out") == "runs/enwik8-best"
     assert flag(ship, "--results") == "results.json"
+    assert flag(ship, "--out") == "runs/enwik8-best-release"
+
+
+def test_a_model_that_is_there_already_is_refused_before_anything_is_trained(script, capsys):
+    commands, code = script("--weights", str(ROOT / "weights" / "enwik8-best"))
+    assert (commands, code) == ([], 2)
+    assert "holds a model already; name another folder" in capsys.readouterr().err
 
 
 def test_a_run_that_crashed_goes_on_as_often_as_asked(script):
