@@ -95,6 +95,8 @@ def ship_text(options: argparse.Namespace, folder: Path) -> str:
     if not (folder / EXCERPT).exists() or (folder / "README.md").exists():
         export(run, folder, precision=options.precision, shard_size=options.shard_size)
         write_excerpt(corpus, folder / EXCERPT)
+    elif Run.open(folder).config != run.config or Trained.load(Run.open(folder)).step != Trained.load(run).step:
+        raise ValueError(f"out={folder}: a release of another run, or of another step of {options.run}; name another")
 
     trained = Trained.load(Run.open(folder))
     on_valid = Reading("valid", options.streams, options.valid, options.arithmetic)

@@ -48,6 +48,12 @@ def test_a_model_of_two_runs_is_packed_scored_and_described(tmp_path, monkeypatc
     (release / "README.md").unlink()  # as if scoring had been cut off
     runpy.run_path(str(ROOT / "tools" / "ship.py"), run_name="__main__")
     assert (release / "README.md").read_text("utf-8") == card
+    (release / "README.md").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ["ship.py", str(folders[0]), *sys.argv[2:]])
+        with pytest.raises(ValueError, match="a release of another run"):
+            runpy.run_path(str(ROOT / "tools" / "ship.py"), run_name="__main__")
+    (release / "README.md").write_text(card, "utf-8")
     with pytest.raises(ValueError, match="release"):
         runpy.run_path(str(ROOT / "tools" / "ship.py"), run_name="__main__")
     weights = compressive.load(str(release), device="cpu").model.state_dict()

@@ -55,8 +55,8 @@ class TrainConfig:
     muon_scale: float = 1.0
     """Learning rate of Muon as a multiple of Adam's; at 1 its updates are as large as Adam's typically are."""
     weight_decay: float = 0.0
-    """Share of the matrices that Muon updates which one step at learning rate 1 would take away (ours). Without it a
-    long time at a high rate lets them grow until training degrades. 0: none, as in the paper."""
+    """Decoupled weight decay of the matrices that Muon updates: a step takes away this share times Muon's learning rate
+    (ours). For long training at a high rate, which can diverge without it (docs/log.md). 0: none, as in the paper."""
     initial_learning_rate: float = 1e-6
     """Learning rate of the first step."""
     final_learning_rate: float = 1e-6
