@@ -8,7 +8,8 @@ from typing import NoReturn
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's mallopt."""
-MOST = 2**31 - 1
+MOST, MOST_ONCE = 2**31 - 1, 2**25
+"""The largest thresholds that mallopt takes: today, and for mmap in glibc before 2.35, which refuses larger ones."""
 
 
 def command() -> NoReturn:
@@ -32,13 +33,18 @@ def keep_freed_memory() -> None:
     """Have glibc keep what is freed for the next tensors, unless the user has set its malloc otherwise.
 
     It hands large blocks back to the kernel, which then has to clear every page again: more than half of the time that
-    a CPU takes to score text with a model of 54 million parameters (docs/log.md). Other C libraries have no mallopt.
+    a CPU takes to score text with a model of 54 million parameters (docs/log.md). Child processes do the same, by the
+    environment. Other C libraries have no mallopt. Where the threshold of mmap cannot be set that of trim is left alone
+    too: setting it alone would keep the other one at 128 KiB for good.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, MOST)
-        libc.mallopt(M_TRIM_THRESHOLD, MOST)
+        for most in (MOST, MOST_ONCE):
+            if libc.mallopt(M_MMAP_THRESHOLD, most):
+                libc.mallopt(M_TRIM_THRESHOLD, MOST)
+                os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(most), "MALLOC_TRIM_THRESHOLD_": str(MOST)}
+                return
 
 
 if __name__ == "__main__":

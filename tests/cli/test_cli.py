@@ -1,5 +1,6 @@
 """The command table: fast help, clear errors, presets printed as valid TOML."""
 
+import importlib
 import importlib.metadata
 import json
 import os
@@ -213,12 +214,10 @@ def test_waiting_threads_spin_briefly_unless_the_user_has_a_say(own, expected):
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 @pytest.mark.parametrize(("own", "kept"), [({}, True), ({"MALLOC_TOP_PAD_": "0"}, False)])
 def test_freed_memory_is_kept_for_the_next_tensors_unless_the_user_has_a_say(own, kept):
-    """Memory that is kept needs no page faults when it is written again."""
-    code = """if True:
+    """Memory that is kept needs no page faults when it is written again, in child processes neither."""
+    measure = """if True:
         import ctypes, resource
-        from compressive.__main__ import keep_freed_memory
-        keep_freed_memory()
-        libc, size = ctypes.CDLL(None), 64 * 2**20
+        libc, size = ctypes.CDLL(None), 20 * 2**20
         libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
         def faults():
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -226,11 +225,40 @@ def test_freed_memory_is_kept_for_the_next_tensors_unless_the_user_has_a_say(own
             ctypes.memset(block, 1, size)
             libc.free(block)
             return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-        print(faults(), faults())"""
+        print(faults(), faults(), flush=True)"""
+    code = f"""if True:
+        import subprocess, sys
+        from compressive.__main__ import keep_freed_memory
+        keep_freed_memory()
+        exec({measure!r})
+        subprocess.run([sys.executable, "-c", {measure!r}], check=True)"""
     bare = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run([sys.executable, "-c", code], env=bare | own, capture_output=True, text=True, check=True)
-    first, again = map(int, done.stdout.split())
-    assert (again < first / 8) is kept
+    for line in done.stdout.splitlines():
+        first, again = map(int, line.split())
+        assert (again < first / 8) is kept
+    assert len(done.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("largest", "calls"),
+    [(2**31, [(-3, 2**31 - 1), (-1, 2**31 - 1)]), (2**25, [(-3, 2**31 - 1), (-3, 2**25), (-1, 2**31 - 1)])],
+)
+def test_older_glibc_takes_a_lower_threshold(monkeypatch, largest, calls):
+    made = []
+
+    class Glibc:
+        def mallopt(self, name, value):
+            made.append((name, value))
+            return name != entry.M_MMAP_THRESHOLD or value <= largest
+
+    entry = importlib.import_module("compressive.__main__")
+    monkeypatch.setattr(entry.ctypes, "CDLL", lambda _: Glibc())
+    monkeypatch.setattr(entry.sys, "platform", "linux")
+    monkeypatch.setattr(entry.os, "environ", {})
+    entry.keep_freed_memory()
+    assert made == calls
+    assert entry.os.environ["MALLOC_MMAP_THRESHOLD_"] == str(min(largest, 2**31 - 1))
 
 
 def test_completion_knows_commands_presets_and_flags(tmp_path, capsys):
