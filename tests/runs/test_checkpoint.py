@@ -89,7 +89,7 @@ def test_the_last_two_and_the_best_are_kept(tmp_path, capsys):
         save(tmp_path, step)
         if step == 2:
             checkpoint.mark_best(tmp_path, step, 0.5)
-        checkpoint.prune(tmp_path)
+        checkpoint.prune(tmp_path, step)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "best.json", "step-00000002", "step-00000005", "step-00000006",
     ]  # fmt: skip
@@ -97,6 +97,21 @@ def test_the_last_two_and_the_best_are_kept(tmp_path, capsys):
     (tmp_path / "step-00000002" / SHARD).unlink()
     assert best(tmp_path).step == 6
     assert "using the newest instead of the best" in capsys.readouterr().err
+
+
+def test_after_going_back_past_damaged_checkpoints_new_ones_are_kept(tmp_path):
+    for step in (10, 20, 30):
+        save(tmp_path, step)
+    for step in (20, 30):
+        (tmp_path / f"step-{step:08d}" / SHARD).write_bytes(b"")
+    assert latest(tmp_path).step == 10
+    with checkpoint.Saver(tmp_path, World()) as saver:
+        for step in (15, 18, 22):
+            saver.save(step, {"model": {"w": torch.zeros(2)}}, {})
+            saver.wait()
+            assert latest(tmp_path).step == step
+    kept = {int(path.name.removeprefix("step-")) for path in tmp_path.iterdir()}
+    assert kept == {20, 22, 30}  # of 18 and 20, the last two up to 22, one is damaged
 
 
 @pytest.mark.slow

@@ -170,7 +170,7 @@ class Saver:
                 if self.world.is_first:
                     if best is not None:
                         mark_best(self.folder, step, best)
-                    prune(self.folder)
+                    prune(self.folder, step)
             except BaseException as error:
                 self.error = error
 
@@ -209,11 +209,14 @@ def best_step(folder: Path) -> int | None:
         return None
 
 
-def prune(folder: Path, keep: int = 2) -> None:
-    """Delete all checkpoints but the last `keep` and the best."""
-    steps = _steps(folder)
-    for step in set(steps[:-keep]) - {best_step(folder)}:
-        shutil.rmtree(folder / f"step-{step:08d}", ignore_errors=True)
+def prune(folder: Path, step: int, keep: int = 2) -> None:
+    """Delete all checkpoints before the last `keep` up to a step, but not the best.
+
+    Later ones are damaged, or training would have gone on from them. They stay, and do not count.
+    """
+    steps = [saved for saved in _steps(folder) if saved <= step]
+    for old in set(steps[:-keep]) - {best_step(folder)}:
+        shutil.rmtree(folder / f"step-{old:08d}", ignore_errors=True)
 
 
 def latest(folder: Path) -> Checkpoint | None:
