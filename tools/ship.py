@@ -10,13 +10,15 @@ whole test split with the memory sizes of training, and with those that are best
 dynamic evaluation, at the rate that is best on validation; for weights in 8 bits also by how much they differ from the
 run's own, on validation. An agent plays 1,024 episodes, beside the random policy and the oracle. The card, README.md,
 has only figures of the results file. The folder, in src/compressive/shipped/ unless `--out` names another, must not
-exist yet, or be one of the same run whose scoring was cut off.
+exist yet, or hold the same weights of text in the same form, whose scoring was cut off.
 """
 
 import argparse
 import dataclasses
+import filecmp
 import json
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from textwrap import fill
@@ -40,7 +42,7 @@ from compressive.runs.origin import Origin
 from compressive.runs.run import RELEASE, Run, read_config
 from compressive.runs.shipped import EXCERPT, SHIPPED, spelled
 from compressive.runs.trained import EvalConfig, Trained
-from compressive.runs.weights import read_weights, weight_files
+from compressive.runs.weights import Stored, read_weights, weight_files, write_weights
 from compressive.runtime import autocast, pick_device, write_atomically
 
 TOKENS = {"train": 10_000, "valid": 100_000, "test": 100_000}
@@ -81,22 +83,27 @@ def ship_agent(source: Path, folder: Path, results: Path) -> dict[str, Any]:
     release.export(AgentFolder.open(source), folder)
     _, policies = compare(str(folder), EPISODES, envs=64, seed=1_000_000, device=torch.device("cpu"))
     weights = read_weights(folder)
-    about = provenance(source, folder, weights) | {
-        "steps": json.loads((folder / RELEASE).read_text("utf-8"))["step"],
-        "evaluation": {name: found.as_dict() for name, found in policies.items()},
-    }
+    about = (
+        provenance(folder, weights)
+        | training(source)
+        | {
+            "steps": json.loads((folder / RELEASE).read_text("utf-8"))["step"],
+            "evaluation": {name: found.as_dict() for name, found in policies.items()},
+        }
+    )
     return written(results, f"the shipped agent {folder.name}: training and evaluation", about)
 
 
 def ship_text(options: argparse.Namespace, folder: Path) -> str:
     """Export and score a model of text; return its card."""
     run, world = Run.open(options.run), World(device=pick_device(options.device))
-    corpus = run.corpus()
-    if not (folder / EXCERPT).exists() or (folder / "README.md").exists():
+    corpus, trained_by = run.corpus(), training(options.run)
+    if not (folder / RELEASE).exists() or (folder / "README.md").exists():
         export(run, folder, precision=options.precision, shard_size=options.shard_size)
+    elif not same_weights(run, folder, options.precision, options.shard_size):
+        raise ValueError(f"out={folder}: holds other weights than those of {options.run}, or in another form")
+    if not (folder / EXCERPT).exists():
         write_excerpt(corpus, folder / EXCERPT)
-    elif Run.open(folder).config != run.config or Trained.load(Run.open(folder)).step != Trained.load(run).step:
-        raise ValueError(f"out={folder}: a release of another run, or of another step of {options.run}; name another")
 
     trained = Trained.load(Run.open(folder))
     on_valid = Reading("valid", options.streams, options.valid, options.arithmetic)
@@ -116,32 +123,45 @@ def ship_text(options: argparse.Namespace, folder: Path) -> str:
         scored(weights, corpus, [weights.eval_config()], on_valid, world)[0].metrics.bits_per_token
         for weights in (Trained.load(run), trained)
     )
-    about = provenance(run.folder, folder, trained.weights) | {
-        "precision": options.precision,
-        "arithmetic": options.arithmetic,
-        "rounding_bits_per_token": rounded - exact,
-        "validation": [result.as_dict() for result in swept],
-        "test": [result.as_dict() for result in tested],
-        "dynamic": adapted,
-        "memory": memory.as_dict(),
-    }
+    about = (
+        provenance(folder, trained.weights)
+        | trained_by
+        | {
+            "precision": options.precision,
+            "arithmetic": options.arithmetic,
+            "rounding_bits_per_token": rounded - exact,
+            "validation": [result.as_dict() for result in swept],
+            "test": [result.as_dict() for result in tested],
+            "dynamic": adapted,
+            "memory": memory.as_dict(),
+        }
+    )
     found = written(options.results, f"the shipped model {folder.name}: training, scores, use of memory", about)
     return card(found, corpus)
 
 
-def provenance(source: Path, folder: Path, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What was made of a run's weights, and how they came about."""
+def same_weights(run: Run, folder: Path, precision: Stored, shard_size: int) -> bool:
+    """Whether a release is what an export of a run would be now, file by file."""
+    with tempfile.TemporaryDirectory() as other:
+        write_weights(Path(other), Trained.load(run).weights, precision, shard_size)
+        files = weight_files(Path(other))
+        same = [file.name for file in files] == [file.name for file in weight_files(folder)]
+        same = same and all(filecmp.cmp(file, folder / file.name, shallow=False) for file in files)
+    return same and Run.open(folder).config == run.config
+
+
+def provenance(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What was made of a run's weights."""
     return {
         "name": folder.name,
         "called": spelled(folder),
         "parameters": sum(tensor.numel() for tensor in weights.values()),
         "bytes": sum(file.stat().st_size for file in weight_files(folder)),
-        **training(source),
     }
 
 
 def training(source: Path) -> dict[str, Any]:
-    """Commands, configuration and curve of a run, and `before` it those of the run that it started from."""
+    """Commands, configuration and curve of a run, and of the run that it started from, if that is a run: `before`."""
     starts, records = (
         [json.loads(line) for line in (source / name).read_text("utf-8").splitlines()]
         for name in ("environment.jsonl", "metrics.jsonl")
@@ -154,8 +174,14 @@ def training(source: Path) -> dict[str, Any]:
         "seconds": records[-1]["seconds"],
         "config": json.loads((source / "config.json").read_text("utf-8")),
         "curve": [{key: record[key] for key in curve if key in record} for record in records],
-        **({} if origin is None else {"before": training(Path(origin.source))}),
+        **({} if origin is None else {"origin": dataclasses.asdict(origin)}),
+        **({"before": training(Path(origin.source))} if origin is not None and is_run(Path(origin.source)) else {}),
     }
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run, not a release, which does not say how it was trained."""
+    return (folder / "environment.jsonl").is_file()
 
 
 def written(results: Path, what: str, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,6 +300,8 @@ def stages(found: Mapping[str, Any]) -> list[str]:
     tokens, minutes = train["steps"] * train["batch"] * model["window"], found["seconds"] / 60
     took = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{minutes:.1f} minutes"
     before = stages(found["before"]) if "before" in found else []
+    if not before and "origin" in found:
+        before = [f"It starts from the weights of {found['origin']['source']}, step {found['origin']['step']:,}."]
     return [
         *before,
         f"{'Then ' * bool(before)}`compressive {' '.join(start['command'])}`: {train['steps']:,} steps of "

@@ -11,6 +11,8 @@ from training_helpers import tiny_corpus, tiny_run_config
 
 import compressive
 from compressive.distributed import World
+from compressive.runs.export import export
+from compressive.runs.run import Run
 from compressive.training import loop
 from compressive.training.preflight import begin
 
@@ -26,7 +28,8 @@ def test_a_model_of_two_runs_is_packed_scored_and_described(tmp_path, monkeypatc
     release, results = tmp_path / "release", tmp_path / "results.json"
     words = [folders[1], "--results", results, "--out", release, "--precision", "int8", "--streams", 2, "--valid", 400,
              "--memory-sizes", "16,32", "--sizes", "8", "--dynamic", 1e-3, 1e-9, "--device", "cpu"]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", ["ship.py", *map(str, words)])
+    flags = [str(word) for word in words]
+    monkeypatch.setattr(sys, "argv", ["ship.py", *flags])
     runpy.run_path(str(ROOT / "tools" / "ship.py"), run_name="__main__")
 
     found, card = json.loads(results.read_text("utf-8")), (release / "README.md").read_text("utf-8")
@@ -51,7 +54,10 @@ def test_a_model_of_two_runs_is_packed_scored_and_described(tmp_path, monkeypatc
     (release / "README.md").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "argv", ["ship.py", str(folders[0]), *sys.argv[2:]])
-        with pytest.raises(ValueError, match="a release of another run"):
+        with pytest.raises(ValueError, match="holds other weights"):
+            runpy.run_path(str(ROOT / "tools" / "ship.py"), run_name="__main__")
+        patch.setattr(sys, "argv", ["ship.py", *("bf16" if word == "int8" else word for word in flags)])
+        with pytest.raises(ValueError, match="or in another form"):
             runpy.run_path(str(ROOT / "tools" / "ship.py"), run_name="__main__")
     (release / "README.md").write_text(card, "utf-8")
     with pytest.raises(ValueError, match="release"):
@@ -59,3 +65,34 @@ def test_a_model_of_two_runs_is_packed_scored_and_described(tmp_path, monkeypatc
     weights = compressive.load(str(release), device="cpu").model.state_dict()
     assert sum(tensor.numel() for tensor in weights.values()) == found["parameters"]
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+@pytest.mark.slow
+def test_a_model_that_started_from_a_release_is_packed_too(tmp_path, monkeypatch):
+    """A release does not say how it was trained; the card names it."""
+    tiny_corpus(tmp_path)
+    first, release, second = (tmp_path / name for name in ("first", "release", "second"))
+    for folder, source in ((first, None), (second, release)):
+        config = tiny_run_config(tmp_path, steps=4, eval_every=0)
+        loop.train(begin(folder, config, (), False, World(), source))
+        if source is None:
+            export(Run.open(first), release)
+    out = tmp_path / "out"
+    words = [
+        second,
+        "--results",
+        tmp_path / "results.json",
+        "--out",
+        out,
+        "--sizes",
+        "8",
+        "--streams",
+        2,
+        "--valid",
+        400,
+    ]
+    monkeypatch.setattr(sys, "argv", ["ship.py", *map(str, words), "--device", "cpu"])
+    runpy.run_path(str(ROOT / "tools" / "ship.py"), run_name="__main__")
+    assert f"It starts from the weights of {release}, step 4." in " ".join(
+        (out / "README.md").read_text("utf-8").split()
+    )
