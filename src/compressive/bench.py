@@ -41,6 +41,7 @@ from compressive.runtime import (
 )
 from compressive.training.flops import peak_flops, training_flops_per_token
 from compressive.training.preflight import fit_device, micro_batch
+from compressive.training.schedule import is_update
 from compressive.training.step import Step, Windows
 
 WARM_UP = 4
@@ -144,8 +145,10 @@ def ours(config: RunConfig, device: torch.device) -> Subject:
     def update() -> None:
         step_fn.update(step_fn.norms(), torch.ones((), dtype=torch.bool, device=device))
 
+    updating = next(step for step in itertools.count() if is_update(step, config.train))
+
     def step() -> object:
-        return step_fn(windows, 0)
+        return step_fn(windows, updating)  # also where updates are rarer than steps
 
     def sample(batch: int, length: int, after_token: Callable[[], object]) -> None:
         with evaluating(model):  # once, or every token would switch the model's mode

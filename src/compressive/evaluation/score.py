@@ -90,8 +90,8 @@ def capture_for(model: LanguageModel) -> Capture | None:
 class Replayed:
     """Reads windows of one shape as `read` does: calls it for the first ones, then replays it as captured.
 
-    What a graph reads and writes must stay where it is: the memory that is returned is overwritten by the next window,
-    and autocast, which keeps the weights that it has cast, must stay on as long as this is used.
+    What a graph reads and writes must stay where it is: the memory that is returned is overwritten by the next window.
+    Autocast keeps the weights that it has cast: it must be entered within `read`, or stay on as long as this is used.
     """
 
     def __init__(self, read: Read, capture: Capture) -> None:
