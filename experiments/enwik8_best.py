@@ -11,6 +11,7 @@ cut off goes on; `--retries` does so by itself after a crash.
 """
 
 import argparse
+import contextlib
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from compressive.console import note, warn
+from compressive.training.loop import INTERRUPTED
 
 PRESET = "enwik8-best"
 
@@ -49,14 +51,22 @@ def main() -> None:
 
 
 def train(flags: list[object], retries: int) -> None:
-    """Train to the end, going on from the last checkpoint after each crash."""
+    """Train to the end, going on from the last checkpoint after each crash, but not after a signal."""
     command = words([sys.executable, "-m", "compressive", "train", PRESET, *flags, "--resume"])
-    for crashes in range(retries + 1):
-        note(shlex.join(command[1:]))
-        if (code := subprocess.run(command, check=False).returncode) == 0:
-            return
-        warn(f"training ended with code {code}, {crashes + 1} times")
-    raise SystemExit(code)
+    note(shlex.join(command[1:]))
+    while code := finished(command):
+        if code == INTERRUPTED or retries <= 0:
+            raise SystemExit(code)
+        retries -= 1
+        warn(f"training ended with code {code}; it goes on from its last checkpoint")
+
+
+def finished(command: list[str]) -> int:
+    """Run a command to its end and return its code; Ctrl-C reaches it as well, and it saves before it ends."""
+    process = subprocess.Popen(command)
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):
+            return process.wait()
 
 
 def words(command: Iterable[object]) -> list[str]:

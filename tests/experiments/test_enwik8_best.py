@@ -11,17 +11,26 @@ from compressive.config import RunConfig
 
 
 @pytest.fixture
-def script(monkeypatch):
+def script(monkeypatch, tmp_path):
     """Run the script with arguments; returns the commands that it would start, with codes to end with."""
+    monkeypatch.chdir(tmp_path)
 
     def run(*arguments, codes=()):
         commands, ends = [], iter(codes)
 
-        def start(command, check):
-            commands.append(command)
-            return subprocess.CompletedProcess(command, next(ends, 0))
+        class Process:
+            def __init__(self, command):
+                commands.append(command)
 
-        monkeypatch.setattr(subprocess, "run", start)
+            def wait(self):
+                """End with a code; an exception is raised at first, as Ctrl-C does while a command saves."""
+                code = next(ends, 0)
+                if isinstance(code, type):
+                    raise code
+                return code
+
+        monkeypatch.setattr(subprocess, "Popen", Process)
+        monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
         monkeypatch.setattr(sys, "argv", ["enwik8_best.py", "--results", "results.json", *arguments])
         try:
             runpy.run_path(str(ROOT / "experiments" / "enwik8_best.py"), run_name="__main__")
@@ -65,6 +74,13 @@ def test_a_run_that_crashed_goes_on_as_often_as_asked(script):
     assert (len(commands), code) == (4, 0)
     commands, code = script("--retries", "1", codes=[1, 5])
     assert (len(commands), code) == (2, 5)
+    commands, code = script("--retries", "-1", codes=[5])
+    assert (len(commands), code) == (1, 5)
+
+
+def test_a_run_that_was_interrupted_has_saved_and_does_not_go_on(script):
+    commands, code = script("--retries", "3", codes=[KeyboardInterrupt, 75])
+    assert (len(commands), code) == (1, 75)
 
 
 def test_the_rate_of_the_preset_falls_to_zero_after_its_warm_up():
