@@ -3,8 +3,8 @@
     compressive data prepare enwik8
     python experiments/enwik8_best.py --results experiments/results/enwik8-best/DATE-h200.json
 
-Two runs of the preset `enwik8-best`, by `compressive train`. The first has short memories, which make a step cheaper,
-and a constant rate. The second starts from its weights, has the preset's memories, and its rate falls to zero. Then
+Two runs of the preset `enwik8-best`, by `compressive train`. The first has short memories and no dropout, which make a
+step cheaper, and a constant rate. The second starts from its weights, and its rate falls to zero. Then
 `tools/ship.py` writes the weights in 8 bits to `--weights`, and scores them: memory sizes and the rate of dynamic
 evaluation are chosen on validation, for the whole test split. A run that is finished is not trained again, one that was
 cut off goes on; `--retries` does so by itself after a crash.
@@ -27,7 +27,7 @@ PRESET = "enwik8-best"
 def main() -> None:
     """Train, then score and pack."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first-steps", type=int, default=4500, help="steps of the first run (default: %(default)s)")
+    parser.add_argument("--first-steps", type=int, default=28_000, help="steps of the first run (default: %(default)s)")
     parser.add_argument("--first-memory", type=int, default=256, help="its recent slots (default: %(default)s)")
     parser.add_argument("--first-compressed", type=int, default=128, help="its compressed slots (default: %(default)s)")
     parser.add_argument("--flags", default="", help="more flags of both runs, for `compressive train`")
@@ -41,9 +41,10 @@ def main() -> None:
     if (weights / "README.md").exists():
         parser.error(f"--weights {weights}: holds a model already; name another folder")
     first, best, flags = options.out / f"{PRESET}-first", options.out / PRESET, shlex.split(options.flags)
-    memories = ["--model.memory-size", options.first_memory, "--model.compressed-size", options.first_compressed]
+    cheaper = ["--model.memory-size", options.first_memory, "--model.compressed-size", options.first_compressed]
+    cheaper += ["--model.dropout", 0]
     constant = ["--train.steps", options.first_steps, "--train.hold-steps", options.first_steps]
-    train([*flags, *memories, *constant, "--out", first], options.retries)
+    train([*flags, *cheaper, *constant, "--out", first], options.retries)
     train([*flags, "--from", first, "--out", best], options.retries)
     ship = [Path(__file__).parents[1] / "tools" / "ship.py", best, "--results", options.results]
     how = ["--out", weights, "--precision", "int8", "--shard-size", 15, "--arithmetic", "bf16"]

@@ -47,12 +47,15 @@ def flag(command, name):
 
 
 def test_the_second_run_starts_from_the_first_and_has_the_preset_s_memories(script):
-    (first, second, ship), code = script("--first-steps", "9", "--flags", "--train.steps 7 --train.seed 3")
+    (first, second, ship), code = script(
+        "--first-steps", "9", "--flags", "--train.steps 7 --train.seed 3 --model.dropout 0.1"
+    )
     assert code == 0
     assert [flag(run, "--train.steps") for run in (first, second)] == ["9", "7"]
     assert flag(first, "--train.hold-steps") == "9"  # the rate never falls
     assert flag(first, "--model.memory-size") == "256"
     assert "--model.memory-size" not in second
+    assert [flag(run, "--model.dropout") for run in (first, second)] == ["0", "0.1"]
     assert flag(second, "--from") == flag(first, "--out") == "runs/enwik8-best-first"
     assert [flag(run, "--train.seed") for run in (first, second)] == ["3", "3"]
     assert ship[1].endswith("ship.py")
