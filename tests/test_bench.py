@@ -219,6 +219,7 @@ MEASURED = {"tokens_per_second": 12345.6, "step_ms": 1.5}
     ("words", "printed", "written"),
     [
         (["quickstart"], "table", False),
+        ([], "table", False),
         (["--json"], "JSON", False),
         (["--json", "quickstart"], "JSON", False),
         (["--out", "folder/a.json", "quickstart"], "table", True),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
+import warnings
 
 import pytest
 from training_helpers import command
@@ -15,6 +16,7 @@ import compressive
 from compressive.cli import COMMANDS, guarded, main
 from compressive.config import RunConfig, preset_names
 from compressive.config.agent import AgentRun
+from compressive.config.checks import warn_once
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["help"]])
@@ -140,8 +142,15 @@ def test_the_beginning_of_a_command_lists_its_commands(words, capsys):
         ),
         (
             ["train", "quickstart", "--train.steps", "five"],
-            "--train.steps: invalid literal for int() with base 10: 'five'",
+            "--train.steps='five': expected a whole number; see compressive train quickstart --help",
         ),
+        (["train", "quickstart", "--train.learning-rate", "x"], "--train.learning-rate='x': expected a number; see"),
+        (
+            ["train", "quickstart", "--model.memory-size", "text"],
+            "--model.memory-size='text': expected a whole number or several, one per layer; see",
+        ),
+        (["train", "quickstart", "--train.micro-batch", "x"], "='x': expected auto or a whole number; see"),
+        (["generate", "enwik8-small", "--prompt", "a", "--seed", "b"], "--seed='b': expected"),
         (["evaluate"], "compressive evaluate: missing RUN; see compressive evaluate --help"),
         (["analyze", "x"], "missing {memory,attention,layers,report}; see compressive analyze --help"),
         (["train", "quickstart", "--train.step", "5"], "(did you mean --train.steps?)"),
@@ -259,6 +268,21 @@ def test_older_glibc_takes_a_lower_threshold(monkeypatch, largest, calls):
     entry.keep_freed_memory()
     assert made == calls
     assert entry.os.environ["MALLOC_MMAP_THRESHOLD_"] == str(min(largest, 2**31 - 1))
+
+
+def test_warnings_are_lines_of_ours(tmp_path, monkeypatch, capsys):
+    """Also those raised while arguments are parsed; Python's own form names a file of ours and a line of code."""
+    monkeypatch.chdir(tmp_path)
+    warn_once.cache_clear()
+    words = ["train", "quickstart", "--data.corpus", "missing", "--model.compression-rate", "3", "--out", "run"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert main(words) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == (
+        "warning: window=64 is not a multiple of compression_rate: the newest memories evicted by each window are "
+        "dropped uncompressed, 1 in every layer (compression_rate=3)"
+    )
 
 
 def test_completion_knows_commands_presets_and_flags(tmp_path, capsys):

@@ -6,6 +6,7 @@ compressive train enwik8-base --train.steps 1000
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any, NoReturn, TypeVar
@@ -39,6 +40,8 @@ COMMANDS = {
     "completion": ("completion", "print a script that completes commands, presets and flags in bash or zsh"),
 }
 """Command to module of this package and description; the module's `main` takes the remaining arguments."""
+KINDS = {"INT": "a whole number", "FLOAT": "a number", "{[INT [INT ...]]}": "several, one per layer"}
+"""Tyro's names of types, in words."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 
@@ -49,10 +52,24 @@ def main(arguments: list[str] | None = None) -> int:
     console.set_quiet("--quiet" in words)
     words = [word for word in words if word != "--quiet"]
     try:
-        return _dispatch(words)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning(warnings.showwarning)
+            return _dispatch(words)
     except KeyboardInterrupt:
         print("compressive: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _show_warning(other: Callable[..., None]) -> Callable[..., None]:
+    """Return what shows a warning to users as a line without a place in the code; `other` shows those to developers."""
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if category is UserWarning:
+            console.warn(str(message))
+        else:
+            other(message, category, *place, **more)
+
+    return show
 
 
 def _dispatch(words: list[str]) -> int:
@@ -157,13 +174,18 @@ def parse(
     import tyro
 
     words, said = with_new_flags(arguments, renamed), io.StringIO()
+    raised: list[tuple[Any, ...]] = []
     try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(options, args=words, prog=prog, description=f"{description} --quiet: print less.", **more)
+        with contextlib.redirect_stderr(said), warnings.catch_warnings():
+            warnings.showwarning = lambda *warning, **_: raised.append(warning)
+            found = tyro.cli(options, args=words, prog=prog, description=f"{description} --quiet: print less.", **more)
     except SystemExit as error:
         if not error.code:
             raise
         raise ValueError(f"{_one_line(said.getvalue())}; see {prog} --help") from None
+    for warning in raised:
+        warnings.showwarning(*warning)
+    return found
 
 
 def _one_line(box: str) -> str:
@@ -191,7 +213,21 @@ def _one_line(box: str) -> str:
             closest = max(flags, key=lambda flag: difflib.SequenceMatcher(None, wrong, flag).ratio())
             message += f" (did you mean {closest}?)"
     message = re.sub(r"^Error parsing [\w.]+: (?=\w+=)", "", message)  # our own checks name the field
+    if misfit := re.match(r"Error parsing (--[\w.-]+): (.*)", message):
+        message = _in_words(misfit[1], misfit[2])
     return message[:1].lower() + message[1:].rstrip(".") if message else "arguments that do not fit"
+
+
+def _in_words(flag: str, reason: str) -> str:
+    """Return in the form of our own checks why tyro takes a value for no number; other reasons as they are."""
+    if found := re.match(r"invalid literal for int\(\) with base 10: (.*)", reason):
+        return f"{flag}={found[1].rstrip('.')}: expected {KINDS['INT']}"
+    if found := re.match(r"could not convert string to float: (.*)", reason):
+        return f"{flag}={found[1].rstrip('.')}: expected {KINDS['FLOAT']}"
+    if found := re.match(r"no type matching (.*) could be instantiated from \[(.*?)\]\.", reason):
+        kinds = (KINDS.get(kind, kind.strip("{}")) for kind in found[1].split("|"))
+        return f"{flag}={found[2]}: expected {' or '.join(kinds)}"
+    return f"{flag}: {reason}"
 
 
 def run(

@@ -67,7 +67,7 @@ def main(arguments: list[str], prog: str) -> int:
 def with_out(arguments: list[str]) -> list[str]:
     """Return the arguments with `--json FILE.json`, as version 0.1 had it, replaced by `--out FILE.json`."""
     words = list(arguments)
-    for i, (word, value) in enumerate(zip(arguments, [*arguments[1:], ""], strict=True)):
+    for i, (word, value) in enumerate(zip(arguments, [*arguments[1:], ""], strict=False)):
         if word == "--json" and value.endswith(".json") and not value.startswith("-"):
             words[i] = "--out"
         elif word.startswith("--json="):

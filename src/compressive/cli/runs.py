@@ -4,6 +4,7 @@ compressive runs
 compressive runs experiments/runs --json
 """
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,7 +50,9 @@ def show(options: Runs) -> int:
     from compressive.analysis.overview import find_runs
     from compressive.console import warn
 
-    runs, broken = find_runs(options.folder)
+    with warnings.catch_warnings():  # of configurations that are there already, and need not be this user's
+        warnings.simplefilter("ignore", UserWarning)
+        runs, broken = find_runs(options.folder)
     if options.json:
         found = {"runs": [each.as_dict() for each in runs], "broken": [each.as_dict() for each in broken]}
         print(json.dumps(found, indent=1))

@@ -272,11 +272,14 @@ def _check(config: ModelConfig) -> None:
             f"at most window={config.window} in layer {layer}: otherwise nothing is ever compressed; lower it",
         )
         if config.window % rate:
-            dropped.append(f"{config.window % rate} in layer {layer} (compression_rate={rate})")
+            dropped.append((layer, rate))
     if dropped:
+        same = len(dropped) == config.n_layers and len({rate for _, rate in dropped}) == 1
+        listed = [("every layer" if same else f"layer {layer}", rate) for layer, rate in dropped[: 1 if same else None]]
+        lost = (f"{config.window % rate} in {where} (compression_rate={rate})" for where, rate in listed)
         warn_once(
             f"window={config.window} is not a multiple of compression_rate: the newest memories evicted by each "
-            f"window are dropped uncompressed, {', '.join(dropped)}"
+            f"window are dropped uncompressed, {', '.join(lost)}"
         )
 
 
