@@ -60,6 +60,17 @@ def test_a_terminal_shows_a_bar_unless_quiet(capsys, monkeypatch):
     assert console.progress_bar().disable
 
 
+def test_without_a_terminal_tasks_print_a_line_a_minute(capsys, monkeypatch):
+    with console.progress_bar() as bar:
+        task = bar.add_task("test", total=2000)
+        bar.update(task, completed=500)
+        assert capsys.readouterr().err == ""
+        monkeypatch.setattr(console, "SIGN_OF_LIFE", 0.0)
+        bar.update(task, completed=1000)
+        bar.update(bar.add_task("runs"), completed=3)
+    assert capsys.readouterr().err == "test: 1,000 of 2,000\nruns: 3 of 100\n"
+
+
 def test_quiet_leaves_only_warnings(capsys, monkeypatch):
     console.note("the seed is 7")
     console.set_quiet(True)

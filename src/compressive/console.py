@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -47,12 +47,30 @@ def _first() -> bool:
 
 
 def progress_bar(shown: bool = True) -> "Progress":
-    """Return a progress bar that vanishes at the end; on a terminal only, not if quiet, and only if `shown`."""
+    """Return a progress bar that vanishes at the end, if `shown` and not quiet.
+
+    Where stderr is no terminal, each task of it prints a line a minute.
+    """
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
     console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=not (shown and console.is_terminal) or _quiet)
+    said: dict[TaskID, float] = {}
+
+    class Lines(Progress):
+        """A bar that is not drawn."""
+
+        def update(self, task_id: TaskID, **changes: Any) -> None:
+            super().update(task_id, **changes)
+            now = time.monotonic()
+            if now - said.setdefault(task_id, now) >= SIGN_OF_LIFE:
+                said[task_id] = now
+                task = next(task for task in self.tasks if task.id == task_id)
+                note(f"{task.description}: {task.completed:,.0f}{f' of {task.total:,.0f}' if task.total else ''}")
+
+    if console.is_terminal or not shown:
+        return Progress(console=console, transient=True, disable=not shown or _quiet)
+    return Lines(console=console, disable=True)
 
 
 @contextmanager

@@ -109,7 +109,8 @@ def test_progress_ends_with_all_tokens(monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 2)
     heard = []
     score(MODELS[4], text_of(50), streams=3, progress=lambda done, total: heard.append((done, total)))
-    assert heard == [(25, 50), (49, 50), (50, 50)]
+    assert [done for done, total in heard] == [13, 25, 37, 49, 50]  # after each window on a CPU, where one is slow
+    assert {total for _, total in heard} == {50}
 
 
 @pytest.mark.parametrize("training", [True, False])

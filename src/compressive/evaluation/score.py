@@ -139,7 +139,8 @@ def read_through(
     """Call `read` on each window in evaluation mode, and put the nats (B, T) it returns into text order, (n,).
 
     The device is synchronised once, at the end: tokens are copied in blocks from pinned memory, and nats are copied
-    back without blocking.
+    back without blocking. `progress` is called after each block; on a CPU, where a block can take a minute and nothing
+    has to be waited for, after each window.
     """
     device, world = next(model.parameters()).device, world or World()
     tokens = tokens if limit is None else tokens[: _at_least_1("limit", limit)]
@@ -151,9 +152,11 @@ def read_through(
             for window in windows:
                 nats, memory = read(window, memory)
                 block.append(nats)
+                column += nats.shape[1]
+                if progress is not None and device.type == "cpu":
+                    progress(text.count_until(column), text.size)
             parts.append(torch.cat(block, dim=1).to("cpu", non_blocking=device.type == "cuda"))
-            column += parts[-1].shape[1]
-            if progress is not None:
+            if progress is not None and device.type != "cpu":
                 progress(text.count_until(column), text.size)
     synchronise(device)
     return world.sum(torch.from_numpy(text.gather([part.double().numpy() for part in parts]))).numpy()

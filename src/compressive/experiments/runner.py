@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from compressive.bench import processor, write_results
-from compressive.console import SIGN_OF_LIFE, note, progress_bar, warn
+from compressive.console import note, progress_bar, warn
 from compressive.experiments import load
 from compressive.experiments.experiment import Experiment, Measured, Row, Scale
 from compressive.plotting import PlotError
@@ -193,7 +193,6 @@ def _run_all(todo: Sequence[Task], options: Options, deadline: float | None) -> 
     """Run the tasks, `options.jobs` at a time; return those that failed."""
     waiting, running, failed = deque(todo), dict[Task, subprocess.Popen[bytes]](), list[Task]()
     stopped: float | None = None
-    said = time.monotonic()
     with noted_signals() as signals, progress_bar() as bar:
         whole = bar.add_task(f"{len(todo)} runs", total=len(todo))
         bars = {}
@@ -224,9 +223,6 @@ def _run_all(todo: Sequence[Task], options: Options, deadline: float | None) -> 
                 elif stopped is None:  # nobody asked it to stop
                     failed.append(task)
                     warn(f"{task.name}: failed ({_last_line(task)}); see {task.folder / 'worker.log'}")
-            if time.monotonic() - said >= SIGN_OF_LIFE and bar.disable:
-                said = time.monotonic()
-                note("; ".join(f"{task.name}: step {task.step:,}" for task in running))
             time.sleep(0.1)
     return failed
 
