@@ -1,5 +1,6 @@
 """Videos of episodes: frames and files."""
 
+import gymnasium
 import numpy as np
 import pytest
 from PIL import Image
@@ -57,4 +58,14 @@ def test_any_environment_that_renders_can_be_watched():
 def test_tasks_that_render_nothing_cannot_be_watched():
     task = build_task(TaskConfig("CartPole-v1", envs=1), 0, CPU)
     with pytest.raises(ValueError, match="only images can be watched"):
+        watch(task, RandomPolicy(task, 0))
+
+
+def test_what_gymnasium_lacks_for_rendering_is_said(monkeypatch):
+    def render():
+        raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
+
+    task = build_task(TaskConfig("CartPole-v1", envs=1), 0, CPU, render=True)
+    monkeypatch.setattr(task.vector_env, "render", render)
+    with pytest.raises(ValueError, match=r"'CartPole-v1': Gymnasium cannot render it \(pygame is not installed\)"):
         watch(task, RandomPolicy(task, 0))

@@ -18,13 +18,14 @@ LAB = "lab:"
 class GymnasiumTask:
     """Copies of one Gymnasium environment, stepped one after the other on the CPU. It cannot be saved.
 
-    Raises ValueError if Gymnasium does not know the id, or if actions or observations are of another kind.
+    Raises ValueError if Gymnasium does not know the id, cannot render it, or if actions or observations are of another
+    kind.
     """
 
     state = None  # it is in Gymnasium's hands
 
     def __init__(self, config: TaskConfig, seed: int, device: torch.device, render: bool = False) -> None:
-        self.n_envs, self.device, self.seed = config.envs, device, seed
+        self.name, self.n_envs, self.device, self.seed = config.name, config.envs, device, seed
         try:
             makers = [lambda: _make(config, render)] * config.envs
             self.vector_env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -58,7 +59,10 @@ class GymnasiumTask:
         """Return what the environments render, (B, H, W, 3) uint8; None if they were not made for that or cannot."""
         if self.vector_env.render_mode != "rgb_array":
             return None
-        frames = self.vector_env.render()
+        try:
+            frames = self.vector_env.render()
+        except gymnasium.error.Error as error:  # most often a package that is missing
+            raise ValueError(f"task {self.name!r}: Gymnasium cannot render it ({error})") from error
         if frames is None or any(not isinstance(frame, np.ndarray) for frame in frames):
             return None
         return torch.from_numpy(np.stack(frames))
