@@ -144,13 +144,25 @@ def test_the_excess_is_that_over_the_same_tokens_with_full_memories():
     found = measure_memory(model, text, tokens=100, streams=2)  # few possible starts: all are used
     cut = spread(model, text, tokens=100, streams=2)
     full, reach = nats_by_hand(model, cut), found.since_empty[-1].last
-    places = [(stream, k * 4) for stream in range(2) for k in range(cut.filling, cut.windows - reach // 4 + 1)]
-    assert found.starts == len(places)
-    first = []
-    for stream, start in places:
-        fresh = nats_by_hand(model, cut._replace(tokens=cut.tokens[stream : stream + 1, start : start + 5]))
-        first.append((fresh[0, 0] - full[stream, start]) / math.log(2))
+
+    def excess(count, begin, end):
+        """Of tokens from `begin` to `end` of starts that so many windows follow, every such start."""
+        places = [(stream, k * 4) for stream in range(2) for k in range(cut.filling, cut.windows - count + 1)]
+        found = []
+        for stream, start in places:
+            rows = cut.tokens[stream : stream + 1, start : start + 4 * count + 1]
+            fresh = nats_by_hand(model, cut._replace(tokens=rows))
+            found.append((fresh[0, begin:end] - full[stream, start + begin : start + end]).mean() / math.log(2))
+        return found
+
+    last = found.since_empty[-1]
+    assert last.first > 4  # beyond the first window
+    first, whole = excess(1, 0, 1), excess(reach // 4, last.first - 1, reach)
+    assert len(first) > len(whole)
+    assert (found.first_windows, found.starts) == (len(first), len(whole))
     assert found.since_empty[0].excess.mean == pytest.approx(np.mean(first), abs=1e-9)
+    assert found.since_empty[0].excess.error == pytest.approx(np.std(first, ddof=1) / math.sqrt(len(first)), abs=1e-9)
+    assert last.excess.mean == pytest.approx(np.mean(whole), abs=1e-9)
 
 
 def test_a_transformer_xl_has_recent_memory_alone():

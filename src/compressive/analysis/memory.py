@@ -33,6 +33,9 @@ LEAST = 1e-4
 """Lowest loss difference that the logarithmic axis of the figure shows, in bits."""
 NEAR = 0.05
 """Bits above full memory that count as near it."""
+FIRST_WINDOWS = 256
+"""Starts from empty memory of which the first window is read, at most. Only a few starts are read to the end, and what
+the first tokens cost differs by whole bits from place to place."""
 PASSAGE = 600
 """Tokens of a passage, about; whole windows."""
 PASSAGES = 4
@@ -69,7 +72,8 @@ class MemoryUse:
     conditions: dict[str, Estimate]
     compressed_worth: Estimate | None  # loss increase if compressed memory is hidden; None if there is none
     recent_worth: Estimate | None  # further increase if recent memory is hidden too
-    starts: int  # how many times reading started from empty memory
+    starts: int  # how many times reading started from empty memory and went on as far as `since_empty` goes
+    first_windows: int  # how many times it started, for the rows of `since_empty` within the first window
     since_empty: tuple[Since, ...]
     reach: tuple[int, int, int]  # how many tokens back window, recent and compressed memory reach, in the longest layer
     temporal_range: int
@@ -94,7 +98,7 @@ class MemoryUse:
         for name, worth in (("compressed", self.compressed_worth), ("recent", self.recent_worth)):
             if worth is not None:
                 seen.add_row(f"so {name} memory is worth", str(worth))
-        title = f"Loss since an empty memory ({self.starts} starts; temporal range {self.temporal_range:,})"
+        title = f"Loss since an empty memory ({self._starts}; temporal range {self.temporal_range:,})"
         since = Table(
             "tokens read", "bits per token", "above full memory", title=title, title_justify="left", min_width=WIDTH
         )
@@ -122,6 +126,10 @@ class MemoryUse:
         """Plot both results, side by side."""
         save(arrange(self.panels()), to)
 
+    @property
+    def _starts(self) -> str:
+        return f"{self.starts} starts, {self.first_windows} for the first window"
+
     def _since_panel(self) -> Panel:
         shown = [row for row in self.since_empty if row.excess.mean > LEAST]
         far = [row.last for row in self.since_empty if row.excess.mean >= NEAR]
@@ -129,7 +137,7 @@ class MemoryUse:
         if not far or far[-1] < self.since_empty[-1].last:
             claim = f"From empty, the loss is within {NEAR} bits of full memory after {(far or [0])[-1]:,} tokens"
         caption = (
-            f"Loss as memories fill, minus the loss of the same text with full memories; {self.starts} starts. "
+            f"Loss as memories fill, minus the loss of the same text with full memories; {self._starts}. "
             "Error bars, ±: standard error over starts; one that reaches 0 ends at the lowest value shown. Shaded: how "
             "far one layer reaches; older text arrives through the layers below. "
         )
@@ -199,7 +207,9 @@ def measure_memory(
     bits = _bits_by_condition(model, cut, names, part(progress, 0, 0.75))
     by_stream = {name: rows[:, cut.filling * cut.window :].mean(axis=1) for name, rows in bits.items()}
     seen_last = NO_COMPRESSED if NO_COMPRESSED in by_stream else EVERYTHING
-    starts, since = _since_empty(model, cut, bits[EVERYTHING], tokens, len(names), seed, part(progress, 0.75, 1))
+    starts, firsts, since = _since_empty(
+        model, cut, bits[EVERYTHING], tokens, len(names), seed, part(progress, 0.75, 1)
+    )
     return MemoryUse(
         tokens=len(cut.tokens) * (cut.windows - cut.filling) * cut.window,
         streams=len(cut.tokens),
@@ -207,6 +217,7 @@ def measure_memory(
         compressed_worth=_difference(by_stream, NO_COMPRESSED, EVERYTHING),
         recent_worth=_difference(by_stream, NOTHING, seen_last),
         starts=starts,
+        first_windows=firsts,
         since_empty=since,
         reach=_reach(config),
         temporal_range=config.temporal_range,
@@ -277,31 +288,47 @@ def _bits_by_condition(
 
 def _since_empty(
     model: CompressiveLM, cut: Cut, full: Floats, tokens: int, share: int, seed: int, progress: Progress | None
-) -> tuple[int, tuple[Since, ...]]:
-    """Read from empty memory at random windows of the streams, up to the temporal range or the end of the text."""
+) -> tuple[int, int, tuple[Since, ...]]:
+    """Read from empty memory at random windows of the streams, up to the temporal range or the end of the text.
+
+    Returns how many starts were read as far as that, of how many the first window was read, and what they cost.
+    """
     T, measured = cut.window, cut.windows - cut.filling
     reach = min(measured, math.ceil(model.config.temporal_range / T) + 1)
-    places = [(stream, window) for stream in range(len(full)) for window in range(cut.filling, cut.windows - reach + 1)]
-    count = min(len(places), max(len(full), tokens // (reach * T)))
-    chosen = np.random.default_rng(seed).choice(len(places), count, replace=False)
 
-    fresh, excess = [], []
-    groups = np.array_split(chosen, math.ceil(count / (share * len(full))))
-    for index, group in enumerate(groups):
-        origins = [(places[i][0], places[i][1] * T) for i in group]
-        rows = torch.stack([cut.tokens[stream, start : start + reach * T + 1] for stream, start in origins])
-        memory = model.initial_memory(len(group))  # zeros or masked, as generation starts
-        done = part(progress, index / len(groups), (index + 1) / len(groups))
-        fresh.append(_bits(read(model, rows, memory, progress=done)))
-        excess.append(fresh[-1] - np.stack([full[stream, start : start + reach * T] for stream, start in origins]))
-    bits, above = np.concatenate(fresh), np.concatenate(excess)
+    def sampled(length: int, count: int, progress: Progress | None) -> tuple[Floats, Floats]:
+        """Bits of so many tokens from each start, (count, length), and how far they are above full memory."""
+        places = [
+            (stream, window * T)
+            for stream in range(len(full))
+            for window in range(cut.filling, cut.windows - length // T + 1)
+        ]
+        chosen = np.random.default_rng(seed).choice(len(places), min(len(places), count), replace=False)
+        fresh, excess = [], []
+        groups = np.array_split(chosen, math.ceil(len(chosen) / (share * len(full))))
+        for index, group in enumerate(groups):
+            origins = [places[i] for i in group]
+            rows = torch.stack([cut.tokens[stream, start : start + length + 1] for stream, start in origins])
+            memory = model.initial_memory(len(group))  # zeros or masked, as generation starts
+            done = part(progress, index / len(groups), (index + 1) / len(groups))
+            fresh.append(_bits(read(model, rows, memory, progress=done)))
+            excess.append(fresh[-1] - np.stack([full[stream, start : start + length] for stream, start in origins]))
+        return np.concatenate(fresh), np.concatenate(excess)
+
+    whole = sampled(reach * T, max(len(full), tokens // (reach * T)), part(progress, 0, 0.7))
+    first = sampled(T, FIRST_WINDOWS, part(progress, 0.7, 1))
+    if len(first[0]) < len(whole[0]):  # as many starts at least as are read to the end
+        first = whole
 
     # Powers of two within the first window, then whole windows, as the loss depends on the position within a window.
     lasts = [2**i for i in range(64) if 2**i < T] + [T * 2**i for i in range(64) if 2**i < reach] + [reach * T]
-    return count, tuple(
-        Since(first + 1, last, float(bits[:, first:last].mean()), Estimate.of(above[:, first:last].mean(axis=1)))
-        for first, last in zip([0, *lasts], lasts, strict=False)
-    )
+    rows = []
+    for begin, last in zip([0, *lasts], lasts, strict=False):
+        bits, above = first if last <= T else whole
+        rows.append(
+            Since(begin + 1, last, float(bits[:, begin:last].mean()), Estimate.of(above[:, begin:last].mean(axis=1)))
+        )
+    return len(whole[0]), len(first[0]), tuple(rows)
 
 
 def _reach(config: ModelConfig) -> tuple[int, int, int]:
