@@ -145,7 +145,7 @@ def test_without_a_gpu_presets_made_for_one_train_in_fp32_and_are_not_compiled(h
     options = json.loads((tmp_path / "b" / "config.json").read_text())["train"]
     assert (options["precision"], options["compile"]) == ("fp32", False)
     changed = preset.compile or preset.precision == "bf16"
-    assert changed == ("cpu: fp32, not compiled" in done.stderr)
+    assert changed == ("on cpu, training is in fp32 and not compiled" in done.stderr)
 
 
 def test_a_run_says_what_it_needs_and_warns_where_the_machine_has_less(home, tmp_path, monkeypatch, capsys):
@@ -370,7 +370,7 @@ def test_ctrl_c_while_training_saves_and_exits_with_75(home, tmp_path):
     process.send_signal(signal.SIGINT)
     out, error = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert "continue with --resume" in out
+    assert "continue with: compressive train --resume " in out
     assert "Traceback" not in error
 
 

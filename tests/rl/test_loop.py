@@ -172,7 +172,7 @@ def test_a_signal_saves_the_run(tmp_path):
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
         assert process.wait() == 75
-    assert "after SIGTERM; continue with --resume" in rest
+    assert "after SIGTERM; continue with: compressive rl train --resume " in rest
     assert latest(tmp_path / "run" / "checkpoints").step > 0
 
 

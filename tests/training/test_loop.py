@@ -252,7 +252,7 @@ def test_a_signal_saves_and_exits_with_its_own_code(number, data_dir, tmp_path):
     process.send_signal(number)
     out, error = process.communicate(timeout=240)
     assert process.returncode == loop.INTERRUPTED, error
-    assert f"after {number.name}; continue with --resume" in out
+    assert f"after {number.name}; continue with: compressive train --resume " in out
     found = latest(tmp_path / "run" / "checkpoints")
     assert found.step >= 5
     # And what was saved in mid-accumulation goes on as if nothing had happened.

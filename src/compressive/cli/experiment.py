@@ -82,9 +82,8 @@ def _describe(experiment: "Experiment") -> None:
     for scale in SCALES:
         planned = tasks([experiment], Options(scale, runs=Path()))
         seconds = sum(task.row.cost(scale).seconds for task in planned)
-        print(
-            f"    {scale:<6} {len(planned):>3} runs, about {_duration(seconds)} of training on {HARDWARE[scale].name}"
-        )
+        runs = f"{len(planned):>3} run{'s' * (len(planned) > 1)}"
+        print(f"    {scale:<6} {runs}, about {_duration(seconds)} of training on {HARDWARE[scale].name}")
     print()
 
 
@@ -103,7 +102,7 @@ def _list_runs(experiments: "Sequence[Experiment]", options: "Options") -> None:
         total += of.seconds if task.due else 0
         table.add_row(
             f"{task.row.name}-seed{task.seed}", ", ".join(experiment.name for experiment in task.experiments),
-            f"{of.parameters:,}", f"{of.compressors:,}", f"{of.steps:,}", f"{of.tokens:,}", f"{of.seconds:,.0f} s",
+            f"{of.parameters:,}", f"{of.compressors:,}", f"{of.steps:,}", f"{of.tokens:,}", _duration(of.seconds),
             state,
         )  # fmt: skip
     console = Console(width=None if Console().is_terminal else 160)

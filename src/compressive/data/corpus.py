@@ -309,7 +309,10 @@ def _write_split(
         file.flush()
         os.fsync(file.fileno())
     if count == 0:
-        raise ValueError(f"the {split} split of {name} is empty: give more text, or other shares with --split")
+        raise ValueError(
+            f"the {split} split of {name} is empty: give more text (it is cut at line ends), other shares with "
+            "--split, or a folder with train/, valid/ and test/"
+        )
     return SplitInfo(count, text.bytes, 0 if tokenizer.is_audio else text.words, checksum.hexdigest())
 
 

@@ -421,7 +421,7 @@ def _utf8(text: bytes, offset: int) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"byte 0x{text[error.start]:02x} at offset {offset + error.start:,} is not UTF-8, which BPE expects: "
-            "re-encode the text, or use --tokenizer bytes"
+            "re-encode the text as UTF-8; only models of bytes (data prepare --tokenizer bytes) read anything"
         ) from error
 
 

@@ -112,7 +112,8 @@ def _train(run: AgentFolder) -> int:
                     saver.save(step, _not_empty(learner.state_dict() | source.state_dict()), state)
         saver.wait()  # a failure of the last checkpoint is an error
         if stopping:
-            recorder.say(f"saved step {step} after {signals[0].name}; continue with --resume")
+            go_on = f"compressive rl train --resume {run.folder}"
+            recorder.say(f"saved step {step} after {signals[0].name}; continue with: {go_on}")
             return INTERRUPTED
         why = "steps" if step >= options.steps else f"steps (train.minutes={options.minutes:g} is over)"
         recorder.say(

@@ -144,10 +144,11 @@ def train(run: Run, world: World | None = None) -> int:
         saver.wait()  # a failure of the last checkpoint is an error
         if stopping and step < options.steps:
             cause = signals[0].name if signals else "a signal to another process"
-            recorder.say(f"saved step {step} after {cause}; continue with --resume")
+            recorder.say(f"saved step {step} after {cause}; continue with: compressive train --resume {run.folder}")
             return INTERRUPTED
         recorder.say(
-            f"done: {step} steps in {clock(recorder.seconds)}; evaluate with: compressive evaluate {run.folder}"
+            f"done: {step} step{'s' * (step != 1)} in {clock(recorder.seconds)}; "
+            f"evaluate with: compressive evaluate {run.folder}"
         )
     return FINISHED
 

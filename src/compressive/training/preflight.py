@@ -146,9 +146,9 @@ def fit_device(train: Protocol, given: Collection[str], device: torch.device) ->
         changes["compile"] = False
     asks = "precision" in changes and device.type != "mps"  # which has no bf16 to ask for
     flags = ["--train.precision bf16"] * asks + ["--train.compile"] * ("compile" in changes)
-    how = ", ".join(["fp32"] * ("precision" in changes) + ["not compiled"] * ("compile" in changes))
-    remedy = f"; {' '.join(flags)} asks for what the preset has" if flags else ""
-    return dataclasses.replace(train, **changes), [f"{device}: {how}{remedy}"] if changes else []
+    how = " and ".join(["in fp32"] * ("precision" in changes) + ["not compiled"] * ("compile" in changes))
+    remedy = f"; {' '.join(flags)} keeps the preset's" if flags else ""
+    return dataclasses.replace(train, **changes), [f"on {device}, training is {how}{remedy}"] if changes else []
 
 
 def check_vocabulary(model: AnyModelConfig, corpus: Corpus) -> None:
