@@ -274,7 +274,8 @@ def card(found: Mapping[str, Any], corpus: Corpus) -> str:
     )
     used = (
         f"**Memory.** With compressed memory hidden, a token costs {worth['mean']:.4f} ± {worth['error']:.4f} bits "
-        f"more (validation). The first token after an empty memory costs {empty['bits']:.2f} bits."
+        f"more (validation). The first token after an empty memory costs {empty['bits']:.2f} bits, "
+        f"{empty['excess']['mean']:.2f} ± {empty['excess']['error']:.2f} more than with full memories."
     )
     limits = (
         "**Use.** A small model to try things out with. Its text has the form of its corpus and little sense, and "
@@ -300,11 +301,12 @@ def stages(found: Mapping[str, Any]) -> list[str]:
     tokens, minutes = train["steps"] * train["batch"] * model["window"], found["seconds"] / 60
     took = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{minutes:.1f} minutes"
     before = stages(found["before"]) if "before" in found else []
-    if not before and "origin" in found:
-        before = [f"It starts from the weights of {found['origin']['source']}, step {found['origin']['step']:,}."]
+    if origin := found.get("origin"):
+        source = "Then, from its" if before else f"From {origin['source']}'s"
+        before.append(f"{source} weights of step {origin['step']:,}, the best on validation:")
     return [
         *before,
-        f"{'Then ' * bool(before)}`compressive {' '.join(start['command'])}`: {train['steps']:,} steps of "
+        f"`compressive {' '.join(start['command'])}`: {train['steps']:,} steps of "
         f"{train['batch']} streams, {tokens / 1e6:.0f} million tokens, in {took} on {trained_on(start)}; seed "
         f"{train['seed']}, commit {start['commit']}.",
     ]

@@ -36,7 +36,8 @@ def test_a_model_of_two_runs_is_packed_scored_and_described(tmp_path, monkeypatc
     assert card in capsys.readouterr().out
     assert (found["config"]["train"]["steps"], found["before"]["config"]["train"]["steps"]) == (6, 4)
     plain = " ".join(card.split())
-    assert plain.index("4 steps of 4 streams") < plain.index("Then `compressive") < plain.index("6 steps of 4 streams")
+    then = plain.index("Then, from its weights of step 4, the best on validation: `compressive")
+    assert plain.index("4 steps of 4 streams") < then < plain.index("6 steps of 4 streams")
     best = min(found["validation"], key=lambda row: row["bits_per_character"])
     assert {row["memory_size"] for row in found["validation"]} == {16, 32}
     assert [row["memory_size"] for row in found["test"]] == list(dict.fromkeys([16, best["memory_size"]]))
@@ -93,6 +94,6 @@ def test_a_model_that_started_from_a_release_is_packed_too(tmp_path, monkeypatch
     ]
     monkeypatch.setattr(sys, "argv", ["ship.py", *map(str, words), "--device", "cpu"])
     runpy.run_path(str(ROOT / "tools" / "ship.py"), run_name="__main__")
-    assert f"It starts from the weights of {release}, step 4." in " ".join(
+    assert f"**Training.** From {release}'s weights of step 4, the best on validation: `compressive" in " ".join(
         (out / "README.md").read_text("utf-8").split()
     )
