@@ -27,7 +27,7 @@ PRESET = "enwik8-best"
 def main() -> None:
     """Train, then score and pack."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first-steps", type=int, default=28_000, help="steps of the first run (default: %(default)s)")
+    parser.add_argument("--first-steps", type=int, default=21_000, help="steps of the first run (default: %(default)s)")
     parser.add_argument("--first-memory", type=int, default=256, help="its recent slots (default: %(default)s)")
     parser.add_argument("--first-compressed", type=int, default=128, help="its compressed slots (default: %(default)s)")
     parser.add_argument("--flags", default="", help="more flags of both runs, for `compressive train`")
