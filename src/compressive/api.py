@@ -268,7 +268,8 @@ def load(
         device: cpu, cuda:0, ...; auto takes a GPU if there is one.
         memory_size: slots of recent memory per layer, if other than in training.
         compressed_size: slots of compressed memory per layer, if other than in training.
-        empty_memory: empty slots as zeros, or masked; auto: as in training, but masked if memory is larger.
+        empty_memory: empty slots as zeros, or masked; auto: as in training, but masked if memory is larger
+            and training never emptied it.
 
     Raises:
         FileNotFoundError: there is no such run.

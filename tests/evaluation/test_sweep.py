@@ -13,6 +13,7 @@ from compressive.evaluation.score import LONG, score
 from compressive.evaluation.sweep import Reading, combinations, parse_sizes, plot, sweep
 from compressive.plotting import PlotError
 from compressive.runs import checkpoint
+from compressive.runs.export import export
 from compressive.runs.run import Run
 from compressive.runs.trained import EvalConfig, Trained
 
@@ -112,6 +113,18 @@ def test_empty_memory(sizes, trained_with, asked, expected, tmp_path, data_dir):
     assert as_transformer(config).empty_memory == expected
     reason = "asked for" if asked != "auto" else "as in training" if trained_with == expected else "memory is larger"
     assert config.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("release", [False, True])
+@pytest.mark.parametrize(("resets", "expected"), [(0.0, "masked"), (0.05, "zeros")])
+def test_a_model_that_knows_an_empty_memory_reads_zeros_in_a_larger_one_too(
+    resets, expected, release, tmp_path, data_dir
+):
+    run = Run.create(tmp_path / "run", tiny_run_config(data_dir, reset_probability=resets))
+    weights = build(model_config(run.config), dtype=torch.float32).state_dict()
+    checkpoint.save(run.checkpoints, 1, {"model": weights}, {})
+    read = Run.open(export(run, tmp_path / "release")) if release else run
+    assert as_transformer(Trained.load(read).eval_config(17, 8)).empty_memory == expected
 
 
 @pytest.mark.parametrize(

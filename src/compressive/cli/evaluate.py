@@ -51,7 +51,8 @@ class Evaluate:
     compressed_size: str | None = None
     """Slots of compressed memory per layer, or a list such as 512,1024,2048. All combinations are evaluated."""
     empty_memory: Literal["auto", "zeros", "masked"] = "auto"
-    """Empty slots: attended to as zeros, or masked. auto: as in training, but masked if memory is larger."""
+    """Empty slots: attended to as zeros, or masked. auto: as in training, but masked if memory is larger
+    and training never emptied it (train.reset_probability)."""
     streams: int = 0
     """Streams to cut the text into, read in one batch, each from empty memory; 0: 1, or 16 from 2,000,000 tokens on."""
     limit: int | None = None
@@ -163,7 +164,11 @@ def _evaluate(options: Evaluate, world: "World", scratch: Path) -> int:
         if corpus.tokenizer.is_audio and world.is_first:
             about["floors_bits_per_sample"] = floors(corpus, options.split, options.limit)
         if reading.precision == "bf16" and reading.dynamic is None:
-            about["bf16_less_fp32_bits_per_token"] = rounding(trained, corpus, configs[0], reading, world)
+
+            def comparing(config: EvalConfig, done: int, total: int) -> None:
+                bar.update(task, description="bf16 against fp32", completed=done, total=total)
+
+            about["bf16_less_fp32_bits_per_token"] = rounding(trained, corpus, configs[0], reading, world, comparing)
         for result in found:
             results.append(result)
             if other is not None:

@@ -74,7 +74,8 @@ class Generate:
     compressed_size: int | None = None
     """Slots of compressed memory per layer, if other than in training."""
     empty_memory: Literal["auto", "zeros", "masked"] = "auto"
-    """Empty slots: attended to as zeros, or masked. auto: as in training, but masked if memory is larger."""
+    """Empty slots: attended to as zeros, or masked. auto: as in training, but masked if memory is larger
+    and training never emptied it (train.reset_probability)."""
     device: str = "auto"
     """Device, e.g. cpu or cuda:0; auto: a GPU if there is one."""
     out: Path | None = None

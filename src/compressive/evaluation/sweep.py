@@ -174,13 +174,23 @@ def sweep(
     return results()
 
 
-def rounding(trained: Trained, corpus: "Corpus", config: EvalConfig, reading: Reading, world: World) -> float:
-    """Return how many bits per token bf16 costs against fp32, on the first `COMPARED` tokens of a reading."""
+def rounding(
+    trained: Trained,
+    corpus: "Corpus",
+    config: EvalConfig,
+    reading: Reading,
+    world: World,
+    progress: Callable[[EvalConfig, int, int], None] | None = None,
+) -> float:
+    """Return how many bits per token bf16 costs against fp32, on the first `COMPARED` tokens of a reading.
+
+    `progress` is as in `sweep`, for one precision after the other.
+    """
     limit = min(COMPARED, reading.limit or COMPARED, len(corpus.split(reading.split)))
     streams = min(reading.streams or streams_for(limit), max(1, limit // trained.config.window))
     first = dataclasses.replace(reading, limit=limit, streams=streams)
     half, full = (
-        next(sweep(trained, corpus, [config], dataclasses.replace(first, precision=precision), world)).metrics
+        next(sweep(trained, corpus, [config], dataclasses.replace(first, precision=precision), world, progress)).metrics
         for precision in get_args(Precision)[::-1]
     )
     return half.bits_per_token - full.bits_per_token

@@ -30,6 +30,8 @@ class Trained:
     config: AnyModelConfig
     step: int
     weights: dict[str, Tensor]
+    resets: bool = False
+    """Whether memories were emptied now and then in training, so that the model knows an empty memory."""
 
     @classmethod
     def load(cls, run: Run, which: Literal["best", "last"] = "best") -> Self:
@@ -37,16 +39,17 @@ class Trained:
 
         Raises CheckpointError if the run has no usable checkpoint.
         """
+        resets = run.config.train.reset_probability > 0
         if (run.folder / RELEASE).is_file():
             about = read_json(run.folder / RELEASE, ("step",))
-            return cls(run.config.model, about["step"], read_weights(run.folder))
+            return cls(run.config.model, about["step"], read_weights(run.folder), resets)
         found = checkpoint.best(run.checkpoints) if which == "best" else checkpoint.latest(run.checkpoints)
         if found is None:
             raise checkpoint.CheckpointError(
                 f"{run.folder} holds no checkpoint yet: compressive train --resume {run.folder}"
             )
         part = "average" if run.config.train.weight_average else "model"
-        return cls(run.config.model, found.step, found.tensors(part))
+        return cls(run.config.model, found.step, found.tensors(part), resets)
 
     def eval_config(
         self,
@@ -57,8 +60,9 @@ class Trained:
         """Return the configuration to evaluate with; a size of None is the size in training.
 
         A memory larger than in training starts with more empty slots than the model has seen. With
-        `empty_memory="auto"` those slots are masked. Raises ValueError if a layer would compress but has no trained
-        compressor, or if a WaveNet is given memory sizes.
+        `empty_memory="auto"` those slots are masked, unless training emptied memories now and then: such a model reads
+        zeros well, however many, and a masked memory badly. Raises ValueError if a layer would compress but has no
+        trained compressor, or if a WaveNet is given memory sizes.
         """
         sizes = {"memory_size": memory_size, "compressed_size": compressed_size}
         if isinstance(self.config, WaveNetConfig):
@@ -70,7 +74,7 @@ class Trained:
         self._check_compressors(config)
         if empty_memory != "auto":
             return EvalConfig(dataclasses.replace(config, empty_memory=empty_memory), "asked for")
-        if config.empty_memory == "zeros" and _is_larger(config, self.config):
+        if config.empty_memory == "zeros" and _is_larger(config, self.config) and not self.resets:
             return EvalConfig(dataclasses.replace(config, empty_memory="masked"), "memory is larger than in training")
         return EvalConfig(config, "as in training")
 

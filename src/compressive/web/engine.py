@@ -178,7 +178,8 @@ class Engines:
         self.text_model = model
         config = model.config.model
         assert isinstance(config, ModelConfig)
-        self._trained = Trained(config, model.step, model.model.state_dict())
+        resets = model.config.train.reset_probability > 0
+        self._trained = Trained(config, model.step, model.model.state_dict(), resets)
         self.default = Engine(model.model)
         self._others: OrderedDict[Sizes, Engine] = OrderedDict()
         self._making = threading.Lock()
