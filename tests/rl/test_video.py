@@ -7,6 +7,7 @@ from PIL import Image
 from rl_helpers import CPU
 
 from compressive.config.agent import TaskConfig
+from compressive.rl.env.adapter import GymnasiumTask
 from compressive.rl.env.build import build_task
 from compressive.rl.policies import RandomPolicy, load_policy
 from compressive.rl.video import _GAIN, _LOSS, FLASH, MILLISECONDS, frame_time, watch, write
@@ -65,7 +66,7 @@ def test_what_gymnasium_lacks_for_rendering_is_said(monkeypatch):
     def render():
         raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
 
-    task = build_task(TaskConfig("CartPole-v1", envs=1), 0, CPU, render=True)
+    task = GymnasiumTask(TaskConfig("CartPole-v1", envs=1), 0, CPU, render=True)
     monkeypatch.setattr(task.vector_env, "render", render)
     with pytest.raises(ValueError, match=r"'CartPole-v1': Gymnasium cannot render it \(pygame is not installed\)"):
         watch(task, RandomPolicy(task, 0))
