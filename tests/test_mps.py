@@ -175,7 +175,7 @@ def test_clocks_and_bf16_know_the_device(monkeypatch):
     assert waited == ["mps"]
     with pytest.raises(ValueError, match="precision='bf16': expected fp32"):
         autocast(MPS, "bf16")
-    assert fit_device(dataclasses.replace(TRAIN, precision="bf16"), (), MPS)[1] == ["mps: fp32"]
+    assert fit_device(dataclasses.replace(TRAIN, precision="bf16"), (), MPS)[1] == ["on mps, training is in fp32"]
 
 
 def test_random_numbers_go_on_where_they_were(monkeypatch):

@@ -108,4 +108,4 @@ def test_projected_bands_that_the_vocabulary_has_no_room_for_go(tmp_path):
 def test_an_agent_s_protocol_is_fitted_too():
     train, said = fit_device(LearnConfig(precision="bf16", compile=True), ("train.compile",), torch.device("mps"))
     assert (train.precision, train.compile) == ("fp32", True)
-    assert said == ["mps: fp32"]
+    assert said == ["on mps, training is in fp32"]

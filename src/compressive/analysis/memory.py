@@ -34,7 +34,7 @@ LEAST = 1e-4
 NEAR = 0.05
 """Bits above full memory that count as near it."""
 FIRST_WINDOWS = 256
-"""Starts from empty memory of which the first window is read, at most. Only a few starts are read to the end, and what
+"""Starts from empty memory of which only the first window is read, at most. Few starts are read to the end, and what
 the first tokens cost differs by whole bits from place to place."""
 PASSAGE = 600
 """Tokens of a passage, about; whole windows."""
@@ -315,8 +315,8 @@ def _since_empty(
             excess.append(fresh[-1] - np.stack([full[stream, start : start + length] for stream, start in origins]))
         return np.concatenate(fresh), np.concatenate(excess)
 
-    whole = sampled(reach * T, max(len(full), tokens // (reach * T)), part(progress, 0, 0.7))
-    first = sampled(T, FIRST_WINDOWS, part(progress, 0.7, 1))
+    whole = sampled(reach * T, max(2, tokens // (reach * T)), part(progress, 0, 0.7))
+    first = sampled(T, min(FIRST_WINDOWS, max(2, tokens // T)), part(progress, 0.7, 1))
     if len(first[0]) < len(whole[0]):  # as many starts at least as are read to the end
         first = whole
 
