@@ -110,6 +110,16 @@ def test_a_sampler_that_samples_another_number_of_tokens_is_not_believed():
         bench.measure_generation(lambda batch, length, after_token: None, 4, 20, CPU)
 
 
+def test_a_measured_step_updates_also_where_updates_are_rarer_than_steps():
+    config = dataclasses.replace(SMALL, train=dataclasses.replace(SMALL.train, update_every=4, update_every_from=0))
+    subject = bench.ours(config, CPU)
+    assert subject.step is not None
+    before = [parameter.detach().clone() for group in subject.groups for parameter in group]
+    subject.step()
+    after = [parameter for group in subject.groups for parameter in group]
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
 def test_our_model_carries_its_memory_and_gives_both_losses():
     subject = bench.ours(SMALL, CPU)
     assert subject.forward is not None
